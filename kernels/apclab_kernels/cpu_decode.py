@@ -29,6 +29,7 @@ from apclab_kernels.reference import Elements, Int32
 Order = Literal["request", "head"]
 Layout = Literal["NHD", "HND"]
 
+START = np.int64(0)  # typed, so that numba compiles the callees once
 LOG2_E = float(np.log2(np.e))
 # keys and values of one sequence that a head-ordered task keeps in hand: half of a 2 MiB L2
 HEAD_RUN_BYTES = 2**20
@@ -49,7 +50,7 @@ def _attend(k, v, rows, n, head_stride, heads, group, size, ahead, longest, q, s
     for t in range(full, n):
         for h in range(lo, hi):
             for g in range((h - lo) * group, (h - lo + 1) * group):
-                s[g * longest + t] = dot(q, g * size, k, rows[t] + h * head_stride, 0, size)
+                s[g * longest + t] = dot(q, g * size, k, rows[t] + h * head_stride, START, size)
     for g in range((hi - lo) * group):
         lse[g] = softmax(s[g * longest : g * longest + n])
     acc[:] = np.float32(0.0)
@@ -63,7 +64,7 @@ def _attend(k, v, rows, n, head_stride, heads, group, size, ahead, longest, q, s
     for t in range(full, n):
         for h in range(lo, hi):
             for g in range((h - lo) * group, (h - lo + 1) * group):
-                weigh(s[g * longest + t], v, rows[t] + h * head_stride, 0, size, acc, g * size)
+                weigh(s[g * longest + t], v, rows[t] + h * head_stride, START, size, acc, g * size)
 
 
 @njit(cache=True)
