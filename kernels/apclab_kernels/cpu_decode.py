@@ -5,7 +5,7 @@ its heads after the other, `order="head"` a few heads at a time through all requ
 code is the same, as it is for two orders of thread blocks on a GPU.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -25,9 +25,6 @@ from apclab_kernels.cpu_tile import (
 )
 from apclab_kernels.cpu_vector import CHUNK, bits, narrow, widen
 from apclab_kernels.reference import Elements, Int32
-
-Order = Literal["request", "head"]
-Layout = Literal["NHD", "HND"]
 
 START = np.int64(0)  # typed, so that numba compiles the callees once
 LOG2_E = float(np.log2(np.e))
@@ -139,7 +136,7 @@ class Tasks(NamedTuple):
 
 
 def cut(
-    order: Order, batch: int, num_kv_heads: int, longest: int, row_bytes: int, threads: int
+    order: str, batch: int, num_kv_heads: int, longest: int, row_bytes: int, threads: int
 ) -> Tasks:
     """Choose the tasks of a launch from its shape.
 
@@ -168,7 +165,7 @@ def cut(
     return Tasks(-(-batch // request_tasks), heads, True)
 
 
-def strides_of(cache: Elements, layout: Layout) -> tuple[int, int, int]:
+def strides_of(cache: Elements, layout: str) -> tuple[int, int, int]:
     """Elements from block to block, token to token and head to head of a contiguous cache."""
     _, n, m, size = cache.shape
     return (n * m * size, m * size, size) if layout == "NHD" else (n * m * size, size, m * size)
@@ -184,8 +181,8 @@ def bind(
     lse: Elements,
     *,
     scale: float,
-    layout: Layout = "NHD",
-    order: Order = "request",
+    layout: str = "NHD",
+    order: str = "request",
 ) -> tuple[object, ...]:
     """Arguments for `run`: everything that need not be done again at each call.
 
