@@ -11,6 +11,7 @@ import numba
 import numpy as np
 from numba import njit, prange
 
+from apclab_kernels.cpu_cache import drop_stale
 from apclab_kernels.cpu_tile import (
     FASTMATH,
     LINE,
@@ -213,3 +214,6 @@ def bind(
 def run(arguments: tuple[object, ...]) -> None:
     """Launch the kernel once: fills the `out` and `lse` that were bound."""
     _decode(*arguments)
+
+
+drop_stale(_decode)

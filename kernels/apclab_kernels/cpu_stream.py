@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
+from apclab_kernels.cpu_cache import drop_stale
 from apclab_kernels.cpu_decode import (
     cut,
     number_of_tasks,
@@ -150,3 +151,6 @@ def bind_touch(
 def touch(arguments: tuple[Any, ...]) -> None:
     """Load every byte that the decode launch would load, and compute nothing."""
     _touch(*arguments)
+
+
+drop_stale(_touch)
