@@ -11,8 +11,8 @@ def sample_record(**changes: Any) -> Record:
     """A valid record of vLLM issue 4860's private arm, with fields changed.
 
     Args:
-        changes: fields by name, those of nested objects too; a change of `p50_us` or
-            `logical_bytes` carries the samples, percentiles and gb_per_s with it.
+        changes: fields by name, those of nested objects too (`name` is the device's). A change
+            of `p50_us` or `logical_bytes` carries samples, percentiles and gb_per_s with it.
     """
     p50 = changes.pop("p50_us", 382.0)
     logical = changes.pop("logical_bytes", 635_904_000)
@@ -82,3 +82,19 @@ def sample_record(**changes: Any) -> Record:
             raise KeyError(f"a record has no field {name!r}")
         home[name] = value
     return record
+
+
+def sample_pair(
+    private_us: float, shared_us: float, shared_mb: float = 96, **asked: Any
+) -> list[Record]:
+    """The two cases of a point that reads 636 MB a layer, `shared_mb` MB of them distinct."""
+    fewer = {"distinct_bytes": int(shared_mb * 1e6)} if shared_mb < 635 else {}
+    shared = {
+        "p50_us": shared_us,
+        "case": "shared",
+        "readers_mean": max(1.0, 635.904 / shared_mb),
+    }
+    return [
+        sample_record(p50_us=private_us, **asked),
+        sample_record(**{**shared, **fewer, **asked}),
+    ]

@@ -203,7 +203,7 @@ def validate(record: object) -> None:
         if name not in flat:
             raise ValueError(f"record lacks {name!r} ({field.meaning})")
         if not field.accepts(flat[name]):
-            raise ValueError(f"{name} must be {field.expected}, got {reprlib.repr(flat[name])}")
+            raise ValueError(f"{name} must be {field.expected}, got {_show(flat[name])}")
     _check_consistency(flat)
 
 
@@ -212,7 +212,7 @@ def _flatten(record: object) -> dict[str, Any]:
         raise ValueError(f"record must be an object, got {type(record).__name__}")
     # another version may have other fields: say that first
     if (schema := record.get("schema")) != SCHEMA:
-        raise ValueError(f"schema must be {SCHEMA}, got {reprlib.repr(schema)}")
+        raise ValueError(f"schema must be {SCHEMA}, got {_show(schema)}")
     flat: dict[str, Any] = {}
     for name, value in record.items():
         if name not in _GROUPS:
@@ -220,11 +220,18 @@ def _flatten(record: object) -> dict[str, Any]:
         elif isinstance(value, dict):
             inner = {f"{name}.{field}": item for field, item in value.items()}
         else:
-            raise ValueError(f"{name} must be an object, got {reprlib.repr(value)}")
+            raise ValueError(f"{name} must be an object, got {_show(value)}")
         if not inner.keys() <= RECORD_FIELDS.keys() or (name not in _GROUPS and "." in name):
-            raise ValueError(f"record has a field that schema {SCHEMA} does not know, in {name!r}")
+            raise ValueError(
+                f"record has a field that schema {SCHEMA} does not know, in {_show(name)}"
+            )
         flat |= inner
     return flat
+
+
+def _show(value: object) -> str:
+    text = reprlib.repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _check_consistency(flat: dict[str, Any]) -> None:
