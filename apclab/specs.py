@@ -1,0 +1,153 @@
+"""Shapes of models and rates of devices, read from `data/`. No formula lives here, no measurement.
+
+Every row carries its source; what the columns mean is in `data/README.md`.
+"""
+
+import csv
+import difflib
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, TypeVar
+
+from apclab import data_dir
+
+Row = TypeVar("Row")
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What decode attention needs to know of a model.
+
+    Attributes:
+        name: short name, for instance "llama-13b".
+        num_layers: attention layers.
+        num_heads: query heads; a multiple of num_kv_heads.
+        num_kv_heads: key and value heads.
+        head_size: elements of one head.
+        source: where the numbers were read.
+
+    Raises:
+        TypeError: a number is not an int.
+        ValueError: a number is below 1, or num_kv_heads does not divide num_heads.
+    """
+
+    name: str
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    source: str = "given by the user"
+
+    def __post_init__(self) -> None:
+        for field in ("num_layers", "num_heads", "num_kv_heads", "head_size"):
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"{field} must be an int, got {value!r}")
+            if value < 1:
+                raise ValueError(f"{field} must be at least 1, got {value}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads must be a multiple of num_kv_heads, "
+                f"got {self.num_heads} and {self.num_kv_heads}"
+            )
+
+    def token_bytes(self, dtype: str) -> int:
+        """Bytes of K and V of one token in one layer, all KV heads together.
+
+        Raises:
+            ValueError: dtype is not one of DTYPE_BYTES.
+        """
+        if dtype not in DTYPE_BYTES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {dtype!r}")
+        return 2 * self.num_kv_heads * self.head_size * DTYPE_BYTES[dtype]
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the memory of a device can deliver.
+
+    Attributes:
+        name: as in `data/devices.csv`, for instance "A100-SXM4-80GB".
+        dram_gb_per_s: read rate of DRAM, in 1e9 bytes per second.
+        dram_basis: where that rate comes from.
+        llc_bytes: size of the last-level cache (L2 of most GPUs, Infinity Cache of MI300X).
+        llc_gb_per_s: its read rate as measured by others; None where no figure was found.
+        source: where the numbers were read.
+    """
+
+    name: str
+    dram_gb_per_s: float
+    dram_basis: Literal["spec", "measured"]
+    llc_bytes: int
+    llc_gb_per_s: float | None
+    source: str
+
+
+def models() -> dict[str, ModelShape]:
+    """Every model of `data/models.csv` by its short name, in the order of the file."""
+    return dict(_models())
+
+
+def model(name: str) -> ModelShape:
+    """The shape of one model.
+
+    Raises:
+        ValueError: no such model; the message lists near names.
+    """
+    return _named(_models(), name, "model")
+
+
+def devices() -> dict[str, Device]:
+    """Every device of `data/devices.csv` by its name, in the order of the file."""
+    return dict(_devices())
+
+
+def device(name: str) -> Device:
+    """The rates of one device.
+
+    Raises:
+        ValueError: no such device; the message lists near names.
+    """
+    return _named(_devices(), name, "device")
+
+
+def _named(rows: dict[str, Row], name: str, what: str) -> Row:
+    if name in rows:
+        return rows[name]
+    lowered = {known.lower(): known for known in rows}
+    near = difflib.get_close_matches(str(name).lower(), lowered, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(lowered[key] for key in near)}? " if near else ""
+    raise ValueError(f"unknown {what} {name!r}: {hint}known are {', '.join(rows)}")
+
+
+@cache
+def _models() -> dict[str, ModelShape]:
+    numbers = ("num_layers", "num_heads", "num_kv_heads", "head_size")
+    return {
+        row["name"]: ModelShape(
+            name=row["name"], source=row["source"], **{field: int(row[field]) for field in numbers}
+        )
+        for row in _rows("models.csv")
+    }
+
+
+@cache
+def _devices() -> dict[str, Device]:
+    return {
+        row["name"]: Device(
+            name=row["name"],
+            dram_gb_per_s=float(row["dram_gb_per_s"]),
+            dram_basis="measured" if row["dram_basis"] == "measured" else "spec",
+            llc_bytes=int(row["llc_bytes"]),
+            llc_gb_per_s=float(row["llc_gb_per_s"]) if row["llc_gb_per_s"] else None,
+            source=row["source"],
+        )
+        for row in _rows("devices.csv")
+    }
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    with (data_dir() / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
