@@ -1,0 +1,175 @@
+"""`apclab decode`: one decode step measured on this machine, private against shared blocks."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from apclab.blocks import BlockTable
+from apclab.cli.report import check_outputs, present
+from apclab.cli.tables import read_tables
+from apclab.cli.terminal import CommandError, stderr, watch
+from apclab.results import Record
+from apclab.specs import ModelShape
+from apclab.workload import PRESETS, Workload
+
+_DEFAULT = Workload()
+
+
+def _option(text: str) -> Any:
+    return typer.Option(help=text, show_default=False)
+
+
+def decode(
+    batch: Annotated[
+        int | None, _option(f"Requests that decode together; default {_DEFAULT.batch}.")
+    ] = None,
+    input_len: Annotated[
+        int | None, _option(f"Prompt tokens of a request; default {_DEFAULT.input_len}.")
+    ] = None,
+    output_len: Annotated[
+        int | None, _option(f"Generated tokens of a request; default {_DEFAULT.output_len}.")
+    ] = None,
+    cache_hit: Annotated[
+        float | None, _option(f"Known part of each prompt, 0 to 1; default {_DEFAULT.cache_hit}.")
+    ] = None,
+    prefix_groups: Annotated[
+        int | None, _option(f"Different prefixes in the batch; default {_DEFAULT.prefix_groups}.")
+    ] = None,
+    primed: Annotated[
+        bool | None,
+        typer.Option(
+            "--primed/--not-primed",
+            help="Whether earlier requests left the prefixes in the cache; default yes.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int | None, _option(f"Seed of the token ids; default {_DEFAULT.seed}.")] = None,
+    preset: Annotated[str | None, _option('A named workload, such as "own history".')] = None,
+    tables: Annotated[
+        Path | None,
+        _option("Real block tables, .npz with block_tables and seq_lens, instead of a workload."),
+    ] = None,
+    model: Annotated[str, typer.Option(help="Whose attention shape.")] = "llama-13b",
+    dtype: Annotated[
+        str, typer.Option(help="Of the KV cache: float32, float16, bfloat16.")
+    ] = "bfloat16",
+    block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
+    layout: Annotated[str, typer.Option(help="Of the KV cache: NHD, HND, auto.")] = "auto",
+    backend: Annotated[str, typer.Option(help="cpu, triton, reference, auto.")] = "auto",
+    order: Annotated[
+        str, typer.Option(help="Loop or program order: request, head, auto.")
+    ] = "auto",
+    l2: Annotated[
+        str, typer.Option(help="What the caches hold before a call: cold, warm.")
+    ] = "cold",
+    step: Annotated[str, typer.Option(help="Which decode step: first, mid, last.")] = "mid",
+    case: Annotated[
+        list[str] | None, _option("private, shared or cascade; repeatable; default the first two.")
+    ] = None,
+    budget: Annotated[float, typer.Option(help="Seconds of measuring.")] = 1.0,
+    threads: Annotated[
+        int | None, _option("CPU threads; default all that this process may use.")
+    ] = None,
+    save: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[PATH]",
+            help="Append the records to PATH, without PATH to the folder of measurements.",
+            show_default=False,
+        ),
+    ] = None,
+    json_lines: Annotated[
+        bool, typer.Option("--json", help="Print the records as JSON Lines, nothing else.")
+    ] = False,
+    html: Annotated[Path | None, _option("Write the figure to this file.")] = None,
+) -> int:
+    """Measure one decode step on this machine, with private and with shared blocks."""
+    asked = {
+        "batch": batch,
+        "input_len": input_len,
+        "output_len": output_len,
+        "cache_hit": cache_hit,
+        "prefix_groups": prefix_groups,
+        "primed": primed,
+        "seed": seed,
+    }
+    asked = {name: value for name, value in asked.items() if value is not None}
+    how = {
+        "cases": tuple(case or ("private", "shared")),
+        "backend": backend,
+        "dtype": dtype,
+        "layout": layout,
+        "order": order,
+        "l2": l2,
+        "budget_s": budget,
+    }
+    check_outputs(save=save, html=html)
+    if threads is not None:
+        limit_threads(threads)
+    if tables is None:
+        workload = build_workload(preset, asked)
+        records, stopped = measure(workload, model, how | {"block_size": block_size, "step": step})
+    else:
+        if given := [*(["preset"] if preset else []), *asked]:
+            raise CommandError(2, f"--tables brings its own requests; leave out {', '.join(given)}")
+        table, shape = read_tables(tables, block_size=block_size)
+        records, stopped = measure(table, shape or model, how)
+    present(records, json_lines=json_lines, save=save, html=html)
+    if stopped:
+        stderr().print("stopped by Ctrl-C; what was measured until then is above")
+    return 130 if stopped else 0
+
+
+def build_workload(preset: str | None, asked: dict[str, Any]) -> Workload:
+    """The preset, or the default workload, with what was asked for put in its place.
+
+    Raises:
+        ValueError: no such preset, or a value out of range.
+    """
+    if preset is None:
+        return replace(Workload(), **asked)
+    if preset not in PRESETS:
+        raise ValueError(f"preset must be one of {', '.join(PRESETS)}; got {preset!r}")
+    return replace(PRESETS[preset], **asked)
+
+
+def measure(
+    subject: Workload | BlockTable, model: str | ModelShape, how: dict[str, Any]
+) -> tuple[list[Record], bool]:
+    """Measure with a progress bar; the records, and whether Ctrl-C cut it short.
+
+    Raises:
+        CommandError: with status 3, the machine lacks something or a case does not exist yet.
+    """
+    # numba takes its time to import, and bad arguments should fail before that
+    from apclab.attention import Unavailable
+    from apclab.bench import compare_decode, compare_tables
+    from apclab.clock import Cancelled
+
+    compare: Any = compare_decode if isinstance(subject, Workload) else compare_tables
+    with watch() as terminal:
+        try:
+            records: list[Record] = compare(
+                subject, model, cancelled=terminal.cancelled, progress=terminal.progress, **how
+            )
+        except Cancelled as error:
+            return list(getattr(error, "records", [])), True
+        except Unavailable as error:
+            raise CommandError(3, str(error)) from error
+        return records, terminal.cancelled()
+
+
+def limit_threads(threads: int) -> None:
+    """Let the CPU kernels use this many threads.
+
+    Raises:
+        ValueError: fewer than one, or more than this process may run on.
+    """
+    at_hand = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if not 1 <= threads <= (at_hand or 1):
+        raise ValueError(f"threads must be between 1 and {at_hand}, got {threads}")
+    # numba reads it once, when it is imported, which is later than this
+    os.environ["NUMBA_NUM_THREADS"] = str(threads)

@@ -1,0 +1,143 @@
+"""What `apclab decode` leaves behind: a table and a sentence, JSON Lines, a file, a figure."""
+
+import errno
+import json
+from pathlib import Path
+
+from rich.table import Table
+
+from apclab import results
+from apclab.cli.terminal import CommandError, stderr, stdout
+from apclab.results import Record
+
+
+def check_outputs(*, save: str | None, html: Path | None) -> None:
+    """Find out before anything is measured whether the outputs can be written.
+
+    Raises:
+        CommandError: with status 2, one cannot.
+    """
+    for option, path in (("--save", Path(save) if save else None), ("--html", html)):
+        if path is None or (option == "--save" and path.is_dir()):
+            continue
+        existed = path.exists()
+        try:
+            path.open("a").close()
+        except OSError as error:
+            raise _cannot_write(option, path, error) from error
+        if not existed:
+            path.unlink()
+
+
+def present(
+    records: list[Record], *, json_lines: bool, save: str | None, html: Path | None
+) -> None:
+    """Show the records first, then save them and draw them, so that a full disk loses nothing.
+
+    Args:
+        records: in the order of their cases; may be empty.
+        json_lines: print JSON Lines instead of the table.
+        save: path to append to, "" for the default one, None for not at all.
+        html: path of the figure, None for no figure.
+
+    Raises:
+        CommandError: an output cannot be written.
+    """
+    if not records:
+        stderr().print("nothing was measured")
+        return
+    if json_lines:
+        print_json(records)
+    else:
+        print_table(records)
+    if save is not None:
+        _save(records, save, printed=json_lines)
+    if html is not None:
+        _draw(records, html)
+
+
+def print_json(records: list[Record]) -> None:
+    """Print one JSON object a line."""
+    for record in records:
+        print(json.dumps(record, allow_nan=False), flush=True)
+
+
+def print_table(records: list[Record]) -> None:
+    """Print a row a case, what the workload came to, and the sentence that the records allow."""
+    console = stdout()
+    table = Table("case", box=None, pad_edge=False)
+    for heading in (
+        "us a layer p50",
+        "p20 - p80",
+        "GB/s logical",
+        "readers",
+        "MB logical",
+        "MB distinct",
+        "max error",
+        "bound",
+    ):
+        table.add_column(heading, justify="right")
+    for record in records:
+        table.add_row(
+            record["case"],
+            f"{record['p50_us']:.1f}",
+            f"{record['p20_us']:.1f} - {record['p80_us']:.1f}",
+            f"{record['gb_per_s']:.1f}",
+            f"{record['logical_bytes'] / record['distinct_bytes']:.2f}",
+            f"{record['logical_bytes'] / 1e6:.1f}",
+            f"{record['distinct_bytes'] / 1e6:.1f}",
+            f"{record['max_error']:.1e}",
+            f"{record['error_bound']:.1e}",
+        )
+    console.print(table)
+    for line in (*context(records[0]), results.finding(records)):
+        console.print(line, markup=False)
+
+
+def context(record: Record) -> list[str]:
+    """What was asked, what the pool made of it, and how it was measured, in two lines or more."""
+    workload, model = record["workload"], record["model"]
+    hit = f"hit realised {workload['realised_hit']:.2f}"
+    if workload["cache_hit"] is not None:
+        hit = f"hit asked {workload['cache_hit']:.2f}, realised {workload['realised_hit']:.2f}"
+    shape = f"{model['num_heads']}/{model['num_kv_heads']}/{model['head_size']}"
+    lines = [
+        f"{hit}; readers {workload['readers_mean']:.1f} (mean, with shared blocks)",
+        f"{model['name']} ({shape}) {model['dtype']}, blocks of {model['block_size']}, "
+        f"{model['layout']}; {record['seq_len']} tokens a request; {record['backend']}, "
+        f"order {record['order']}, l2 {record['l2']}, {record['layers']} layers, "
+        f"{record['threads']} threads",
+    ]
+    return lines + [f"note: {note}" for note in record.get("notes", [])]
+
+
+def _save(records: list[Record], save: str, *, printed: bool) -> None:
+    path = Path(save) if save else results.destination(records[0])
+    if path.is_dir():
+        path = path / results.destination(records[0]).name
+    try:
+        results.append(path, records)
+    except OSError as error:
+        if not printed:
+            print_json(records)
+        raise _cannot_write("--save", path, error, "the records are on stdout") from error
+    stderr().print(f"{len(records)} records appended to {path}", markup=False)
+
+
+def _draw(records: list[Record], path: Path) -> None:
+    from apclab import figures
+
+    figure = figures.reuse_roofline(results.frame(records), results.published())
+    try:
+        figure.write_html(path, include_plotlyjs=True)
+    except OSError as error:
+        raise _cannot_write("--html", path, error) from error
+    stderr().print(f"figure written to {path}", markup=False)
+
+
+def _cannot_write(option: str, path: Path, error: OSError, remark: str = "") -> CommandError:
+    status = 3 if error.errno == errno.ENOSPC else 2
+    reason = error.strerror or str(error)
+    return CommandError(
+        status, f"{option}: cannot write {path}: {reason}" + (f"; {remark}" if remark else "")
+    )
