@@ -75,6 +75,13 @@ def _keys(pool: "BlockPool") -> Iterator[str]:
 def _requests(pool: "BlockPool") -> Iterator[str]:
     size = pool.block_size
     for name, request in pool._requests.items():
+        if len(request.block_ids) != -(-request.num_tokens // size):
+            yield (
+                f"I6: request {name!r} holds {len(request.block_ids)} blocks "
+                f"for {request.num_tokens} tokens"
+            )
+        if request.block_ids[: len(request.checked_ids)] != request.checked_ids:
+            yield f"I6: the table of request {name!r} was {request.checked_ids} before"
         full = request.num_tokens // size if pool.enable_prefix_caching else 0
         if len(request.keys) != full:
             yield f"I5: request {name!r} has {full} full blocks and {len(request.keys)} keys"
@@ -88,13 +95,6 @@ def _requests(pool: "BlockPool") -> Iterator[str]:
             expected = request.keys[i] if i < len(request.keys) else None
             if pool._key[block] not in (None, expected):
                 yield f"I5: block {block} of request {name!r} carries {pool._key[block]}"
-        if len(request.block_ids) != -(-request.num_tokens // size):
-            yield (
-                f"I6: request {name!r} holds {len(request.block_ids)} blocks "
-                f"for {request.num_tokens} tokens"
-            )
-        if request.block_ids[: len(request.checked_ids)] != request.checked_ids:
-            yield f"I6: the table of request {name!r} was {request.checked_ids} before"
         cached = request.num_cached_tokens
         if cached % size or not 0 <= cached < request.num_prompt_tokens:
             yield f"I7: request {name!r} hit {cached} of {request.num_prompt_tokens} tokens"

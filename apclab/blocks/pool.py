@@ -59,6 +59,7 @@ class BlockPool:
         self.num_blocks = whole_number("num_blocks", num_blocks, 2)
         self.block_size = whole_number("block_size", block_size, 1)
         self.enable_prefix_caching = bool(enable_prefix_caching)
+        self._block_bytes = self.block_size * TOKEN_BYTES
         self._ref_cnt = [0] * self.num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, self.num_blocks))
         self._keys = PrefixKeys()
@@ -242,8 +243,8 @@ class BlockPool:
         return live[request_id]
 
     def _usable(self, block_id: int) -> int:
-        if not 0 < block_id < (end := self.num_blocks):
-            raise ValueError(f"block_id must be between 1 and {end - 1}, got {block_id}")
+        if not (last := self.num_blocks - 1) >= block_id >= 1:
+            raise ValueError(f"block_id must be between 1 and {last}, got {block_id}")
         return block_id
 
     def _lookup(self, tokens: bytes) -> list[int]:
@@ -251,8 +252,7 @@ class BlockPool:
         keys: list[int] = []
         if not self.enable_prefix_caching:
             return keys
-        step = self.block_size * TOKEN_BYTES
-        parent = PrefixKeys.ROOT
+        parent, step = PrefixKeys.ROOT, self._block_bytes
         # the range ends before the block that holds the last token
         for start in range(0, (len(tokens) - TOKEN_BYTES) // step * step, step):
             key = self._keys.find(parent, tokens[start : start + step])
@@ -287,8 +287,7 @@ class BlockPool:
         request.num_tokens += len(tokens) // TOKEN_BYTES
         if not self.enable_prefix_caching:
             return
-        tokens = request.tail + tokens
-        step = self.block_size * TOKEN_BYTES
+        tokens, step = request.tail + tokens, self._block_bytes
         full = len(tokens) // step * step
         key = request.keys[-1] if request.keys else PrefixKeys.ROOT
         for start in range(0, full, step):

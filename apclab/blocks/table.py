@@ -101,7 +101,18 @@ class BlockTable:
     def from_rows(
         cls, rows: Sequence[Sequence[int]], seq_lens: Sequence[int], block_size: int
     ) -> "BlockTable":
-        """Pad rows of block ids, one a request, to int32 [batch, max_blocks]."""
+        """Pad rows of block ids, one a request, to int32 [batch, max_blocks].
+
+        Raises:
+            ValueError: rows and seq_lens differ in number, a row has too few blocks, or what the
+                class refuses.
+        """
+        for i, (row, seq_len) in enumerate(zip(rows, seq_lens, strict=True)):
+            if len(row) * block_size < seq_len:
+                raise ValueError(
+                    f"rows must hold {seq_len} tokens, got {len(row)} blocks of {block_size} "
+                    f"in row {i}"
+                )
         tables = np.zeros((len(rows), max(map(len, rows), default=0)), dtype=np.int32)
         for table, row in zip(tables, rows, strict=True):
             table[: len(row)] = row

@@ -1,0 +1,98 @@
+"""Misuse of the pool raises and changes nothing; a broken pool says what is broken."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from apclab.blocks import BlockPool
+
+
+def snapshot(pool: BlockPool) -> Any:
+    state = copy.deepcopy(vars(pool))
+    return state | {"_keys": vars(state["_keys"])}, pool.free_queue()
+
+
+MISUSE: list[tuple[Callable[[BlockPool], object], type[Exception], str]] = [
+    (lambda p: p.allocate_slots("live", [1]), ValueError, "request_id must be new, 'live' is live"),
+    (lambda p: p.free("x"), ValueError, "request_id must be one of 1 live, got 'x'"),
+    (lambda p: p.append_tokens("x", [1]), ValueError, "request_id must be one of 1 live, got 'x'"),
+    (lambda p: p.block_ids("x"), ValueError, "request_id must be one of 1 live, got 'x'"),
+    (lambda p: p.num_tokens("x"), ValueError, "request_id must be one of 1 live, got 'x'"),
+    (lambda p: p.block_table(["x"]), ValueError, "request_id must be one of 1 live, got 'x'"),
+    (lambda p: p.block_table([]), ValueError, "request_ids must name at least one live request"),
+    (lambda p: p.block_table(["live", "live"]), ValueError, "request_ids must name a request once"),
+    (lambda p: p.evict([3, 0]), ValueError, "block_id must be between 1 and 9, got 0"),
+    (lambda p: p.ref_cnt(10), ValueError, "block_id must be between 1 and 9, got 10"),
+    (lambda p: p.allocate_slots("n", []), ValueError, r"at least 1 token\(s\), got 0"),
+    (lambda p: p.get_computed_blocks([]), ValueError, r"at least 1 token\(s\), got 0"),
+    (lambda p: p.allocate_slots("n", [1.5]), TypeError, "token_ids must be ints, got float64"),  # type: ignore[list-item]
+    (lambda p: p.allocate_slots("n", [True]), TypeError, "token_ids must be ints, got bool"),
+    (lambda p: p.append_tokens("live", [-1]), ValueError, "between 0 and 2147483647, got -1"),
+    (lambda p: p.append_tokens("live", [2**31]), ValueError, "got 2147483648"),
+    (lambda p: p.append_tokens("live", [[1]]), ValueError, r"one sequence of ints, got shape"),  # type: ignore[list-item]
+]
+
+
+@pytest.mark.parametrize(("act", "error", "message"), MISUSE)
+def test_misuse_raises_and_changes_nothing(
+    act: Callable[[BlockPool], object], error: type[Exception], message: str
+) -> None:
+    pool = BlockPool(10, block_size=2)
+    pool.allocate_slots("live", [1, 2, 3, 4, 5])
+    before = snapshot(pool)
+    with pytest.raises(error, match=message):
+        act(pool)
+    assert snapshot(pool) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"num_blocks": 1}, ValueError, "num_blocks must be at least 2, got 1"),
+        ({"num_blocks": 8.0}, TypeError, "num_blocks must be an int, got 8.0"),
+        ({"num_blocks": 8, "block_size": 0}, ValueError, "block_size must be at least 1, got 0"),
+        ({"num_blocks": 8, "block_size": True}, TypeError, "block_size must be an int, got True"),
+    ],
+)
+def test_pool_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        BlockPool(**arguments)
+
+
+def give_away(pool: Any, **changes: Any) -> None:
+    for name, value in changes.items():
+        setattr(pool._requests["a"], name, value)
+
+
+# each breaks a sound pool in one place; "a" and "b" share blocks 1 and 2, "a" holds 3, "b" 4
+BROKEN: list[tuple[str, Callable[[Any], object]]] = [
+    ("I1", lambda p: p._free.pop(5)),
+    ("I1", lambda p: p._free.setdefault(1)),
+    ("I2", lambda p: p._ref_cnt.__setitem__(1, 1)),
+    ("I3", lambda p: p._free.setdefault(77)),
+    ("I3", lambda p: p._free.setdefault(0)),
+    ("I4", lambda p: p._cached.pop(p._key[2])),
+    ("I4", lambda p: p._key.__setitem__(2, None)),
+    ("I4", lambda p: p._cached.setdefault(99, {})),
+    ("I5", lambda p: p._requests["a"].keys.pop()),
+    ("I5", lambda p: p._requests["a"].keys.reverse()),
+    ("I5", lambda p: (p._key.__setitem__(3, 1), p._cached[1].setdefault(3))),
+    ("I6", lambda p: give_away(p, num_tokens=7)),
+    ("I6", lambda p: give_away(p, block_ids=[2, 1, 3])),
+    ("I7", lambda p: give_away(p, num_cached_tokens=1)),
+    ("I7", lambda p: give_away(p, num_cached_tokens=6)),
+    ("I14", lambda p: setattr(p, "enable_prefix_caching", False)),
+]
+
+
+@pytest.mark.parametrize(("invariant", "damage"), BROKEN)
+def test_check_names_what_is_broken(invariant: str, damage: Callable[[Any], object]) -> None:
+    pool = BlockPool(9, block_size=2)
+    pool.allocate_slots("a", [1, 2, 3, 4, 5])
+    pool.allocate_slots("b", [1, 2, 3, 4, 6])
+    pool.check()
+    damage(pool)
+    with pytest.raises(RuntimeError, match=f"^{invariant}: "):
+        pool.check()
