@@ -1,4 +1,4 @@
-"""A wheel, built through the sdist, installed into an empty environment, used from an empty folder."""
+"""A wheel built through the sdist, installed into an empty environment, used in an empty folder."""
 
 import json
 import os

@@ -57,7 +57,7 @@ def run(argv: Sequence[str]) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             raise
-        status, message = _explain(error)
+        status, message = _explain(error, arguments)
         if message:
             print(f"apclab: {message}", file=sys.stderr)
     return status or 0
@@ -68,14 +68,16 @@ def _give_save_a_value(argv: list[str]) -> list[str]:
     following = [*argv[1:], "-"]
     return [
         "--save=" if argument == "--save" and after.startswith("-") else argument
-        for argument, after in zip(argv, following, strict=True)
+        for argument, after in zip(argv, following, strict=False)
     ]
 
 
-def _explain(error: BaseException) -> tuple[int, str]:
+def _explain(error: BaseException, arguments: list[str]) -> tuple[int, str]:
     """Exit status and one line for an error that reached the top."""
     if hasattr(error, "format_message"):  # an argument that typer refused
-        return 2, f"{error.format_message()} (see: apclab --help)"
+        message = error.format_message().rstrip(".") + _value_of(arguments, error)
+        command = getattr(getattr(error, "ctx", None), "command_path", "apclab")
+        return 2, f"{message} (see: {command} --help)"
     match error:
         case CommandError():
             return error.status, str(error)
@@ -95,3 +97,13 @@ def _explain(error: BaseException) -> tuple[int, str]:
             return 2, str(error)
     hint = "a bug; --debug shows the traceback, which belongs into a report"
     return 1, f"{type(error).__name__}: {error} ({hint})"
+
+
+def _value_of(arguments: list[str], error: BaseException) -> str:
+    """What was given to the option that typer refused, which its message leaves out."""
+    for option in getattr(getattr(error, "param", None), "opts", []):
+        for argument, after in zip(arguments, [*arguments[1:], ""], strict=True):
+            name, equals, value = argument.partition("=")
+            if name == option:
+                return f", got {value if equals else after!r}"
+    return ""

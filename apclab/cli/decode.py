@@ -18,73 +18,76 @@ from apclab.workload import PRESETS, Workload
 _DEFAULT = Workload()
 
 
-def _option(text: str) -> Any:
-    return typer.Option(help=text, show_default=False)
+def _asked(text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, show_default=False, rich_help_panel="What is asked")
+
+
+def _how(text: str, *, show_default: bool = True) -> Any:
+    return typer.Option(help=text, show_default=show_default, rich_help_panel="How it is measured")
+
+
+def _output(text: str, *names: str, metavar: str | None = None) -> Any:
+    return typer.Option(
+        *names, help=text, metavar=metavar, show_default=False, rich_help_panel="Output"
+    )
 
 
 def decode(
     batch: Annotated[
-        int | None, _option(f"Requests that decode together; default {_DEFAULT.batch}.")
+        int | None, _asked(f"Requests that decode together; default {_DEFAULT.batch}.")
     ] = None,
     input_len: Annotated[
-        int | None, _option(f"Prompt tokens of a request; default {_DEFAULT.input_len}.")
+        int | None, _asked(f"Prompt tokens of a request; default {_DEFAULT.input_len}.")
     ] = None,
     output_len: Annotated[
-        int | None, _option(f"Generated tokens of a request; default {_DEFAULT.output_len}.")
+        int | None, _asked(f"Generated tokens of a request; default {_DEFAULT.output_len}.")
     ] = None,
     cache_hit: Annotated[
-        float | None, _option(f"Known part of each prompt, 0 to 1; default {_DEFAULT.cache_hit}.")
+        float | None, _asked(f"Known part of each prompt, 0 to 1; default {_DEFAULT.cache_hit}.")
     ] = None,
     prefix_groups: Annotated[
-        int | None, _option(f"Different prefixes in the batch; default {_DEFAULT.prefix_groups}.")
+        int | None, _asked(f"Different prefixes in the batch; default {_DEFAULT.prefix_groups}.")
     ] = None,
     primed: Annotated[
         bool | None,
-        typer.Option(
+        _asked(
+            "Whether earlier requests left the prefixes in the cache; default yes.",
             "--primed/--not-primed",
-            help="Whether earlier requests left the prefixes in the cache; default yes.",
-            show_default=False,
         ),
     ] = None,
-    seed: Annotated[int | None, _option(f"Seed of the token ids; default {_DEFAULT.seed}.")] = None,
-    preset: Annotated[str | None, _option('A named workload, such as "own history".')] = None,
+    seed: Annotated[int | None, _asked(f"Seed of the token ids; default {_DEFAULT.seed}.")] = None,
+    preset: Annotated[str | None, _asked('A named workload, such as "own history".')] = None,
     tables: Annotated[
         Path | None,
-        _option("Real block tables, .npz with block_tables and seq_lens, instead of a workload."),
+        _asked("Real block tables, .npz with block_tables and seq_lens, instead of a workload."),
     ] = None,
-    model: Annotated[str, typer.Option(help="Whose attention shape.")] = "llama-13b",
-    dtype: Annotated[
-        str, typer.Option(help="Of the KV cache: float32, float16, bfloat16.")
-    ] = "bfloat16",
-    block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
-    layout: Annotated[str, typer.Option(help="Of the KV cache: NHD, HND, auto.")] = "auto",
-    backend: Annotated[str, typer.Option(help="cpu, triton, reference, auto.")] = "auto",
-    order: Annotated[
-        str, typer.Option(help="Loop or program order: request, head, auto.")
-    ] = "auto",
-    l2: Annotated[
-        str, typer.Option(help="What the caches hold before a call: cold, warm.")
-    ] = "cold",
-    step: Annotated[str, typer.Option(help="Which decode step: first, mid, last.")] = "mid",
+    model: Annotated[str, _how("Whose attention shape.")] = "llama-13b",
+    dtype: Annotated[str, _how("Of the KV cache: float32, float16, bfloat16.")] = "bfloat16",
+    block_size: Annotated[int, _how("Tokens per block.")] = 16,
+    layout: Annotated[str, _how("Of the KV cache: NHD, HND, auto.")] = "auto",
+    backend: Annotated[str, _how("cpu, triton, reference, auto.")] = "auto",
+    order: Annotated[str, _how("Loop or program order: request, head, auto.")] = "auto",
+    l2: Annotated[str, _how("What the caches hold before a call: cold, warm.")] = "cold",
+    step: Annotated[str, _how("Which decode step: first, mid, last.")] = "mid",
     case: Annotated[
-        list[str] | None, _option("private, shared or cascade; repeatable; default the first two.")
+        list[str] | None,
+        _how("private, shared or cascade; repeatable; default the first two.", show_default=False),
     ] = None,
-    budget: Annotated[float, typer.Option(help="Seconds of measuring.")] = 1.0,
+    budget: Annotated[float, _how("Seconds of measuring.")] = 1.0,
     threads: Annotated[
-        int | None, _option("CPU threads; default all that this process may use.")
+        int | None, _how("CPU threads; default all that this process may use.", show_default=False)
     ] = None,
     save: Annotated[
         str | None,
-        typer.Option(
+        _output(
+            "Append the records to PATH, without PATH to the folder of measurements.",
             metavar="[PATH]",
-            help="Append the records to PATH, without PATH to the folder of measurements.",
-            show_default=False,
         ),
     ] = None,
     json_lines: Annotated[
-        bool, typer.Option("--json", help="Print the records as JSON Lines, nothing else.")
+        bool, _output("Print the records as JSON Lines, nothing else.", "--json")
     ] = False,
-    html: Annotated[Path | None, _option("Write the figure to this file.")] = None,
+    html: Annotated[Path | None, _output("Write the figure to this file.")] = None,
 ) -> int:
     """Measure one decode step on this machine, with private and with shared blocks."""
     asked = {

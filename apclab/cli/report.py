@@ -78,12 +78,14 @@ def print_table(records: list[Record]) -> None:
     ):
         table.add_column(heading, justify="right")
     for record in records:
+        private = record["case"] == "private"
         table.add_row(
             record["case"],
             f"{record['p50_us']:.1f}",
             f"{record['p20_us']:.1f} - {record['p80_us']:.1f}",
             f"{record['gb_per_s']:.1f}",
-            f"{record['logical_bytes'] / record['distinct_bytes']:.2f}",
+            # each entry of a private table is a block of its own
+            "1.0" if private else f"{record['workload']['readers_mean']:.1f}",
             f"{record['logical_bytes'] / 1e6:.1f}",
             f"{record['distinct_bytes'] / 1e6:.1f}",
             f"{record['max_error']:.1e}",
@@ -97,18 +99,20 @@ def print_table(records: list[Record]) -> None:
 def context(record: Record) -> list[str]:
     """What was asked, what the pool made of it, and how it was measured, in two lines or more."""
     workload, model = record["workload"], record["model"]
-    hit = f"hit realised {workload['realised_hit']:.2f}"
+    readers = f"{workload['readers_mean']:.1f} readers a shared block, in the mean"
+    # a step that came as block tables has no hit: nobody knows what was asked
     if workload["cache_hit"] is not None:
         hit = f"hit asked {workload['cache_hit']:.2f}, realised {workload['realised_hit']:.2f}"
+        readers = f"{hit}; {readers}"
     shape = f"{model['num_heads']}/{model['num_kv_heads']}/{model['head_size']}"
+    threads = f", {record['threads']} threads" if record["threads"] else ""
     lines = [
-        f"{hit}; readers {workload['readers_mean']:.1f} (mean, with shared blocks)",
+        readers,
         f"{model['name']} ({shape}) {model['dtype']}, blocks of {model['block_size']}, "
-        f"{model['layout']}; {record['seq_len']} tokens a request; {record['backend']}, "
-        f"order {record['order']}, l2 {record['l2']}, {record['layers']} layers, "
-        f"{record['threads']} threads",
+        f"{model['layout']}; {record['seq_len']:g} tokens a request; {record['backend']}, "
+        f"order {record['order']}, l2 {record['l2']}, {record['layers']} layers{threads}",
     ]
-    return lines + [f"note: {note}" for note in record.get("notes", [])]
+    return lines + [f"note: {note}" for note in record["notes"]]
 
 
 def _save(records: list[Record], save: str, *, printed: bool) -> None:
@@ -118,6 +122,7 @@ def _save(records: list[Record], save: str, *, printed: bool) -> None:
     try:
         results.append(path, records)
     except OSError as error:
+        # a long measurement is worth more than a tidy screen
         if not printed:
             print_json(records)
         raise _cannot_write("--save", path, error, "the records are on stdout") from error

@@ -57,6 +57,15 @@ def watch() -> Iterator[Watch]:
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     task = bar.add_task("starting", total=1.0)
 
+    said = threading.Event()
+
+    def on_progress(done: float, text: str) -> None:
+        bar.update(task, completed=done, description=text)
+        # where no bar can be drawn, one line tells that the arguments were fine and time passes
+        if not console.is_terminal and not said.is_set():
+            said.set()
+            console.print("measuring; Ctrl-C stops and keeps what was measured")
+
     def on_interrupt(_signal: int, _frame: FrameType | None) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
@@ -68,9 +77,7 @@ def watch() -> Iterator[Watch]:
     before = signal.signal(signal.SIGINT, on_interrupt) if in_main else None
     try:
         with bar:
-            yield Watch(
-                stop.is_set, lambda done, text: bar.update(task, completed=done, description=text)
-            )
+            yield Watch(stop.is_set, on_progress)
     finally:
         if in_main:
             signal.signal(signal.SIGINT, before)
