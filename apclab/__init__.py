@@ -20,7 +20,7 @@ _EXPORTS = {
     "load_results": "results",
     "paged_attention_decode": "attention",
 }
-__all__ = ["__version__", "data_dir", *sorted(_EXPORTS)]  # noqa: PLE0604
+__all__ = ["__version__", "data_dir", *sorted(_EXPORTS)]
 
 
 def data_dir() -> Path:

@@ -1,5 +1,6 @@
 """Files of records: appending beside others and through crashes, loading whatever is there."""
 
+import fcntl
 import json
 import os
 import resource
@@ -18,6 +19,10 @@ from apclab.results import append, load
 from tests.sample_records import sample_record
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def line(**changes: Any) -> bytes:
+    return json.dumps(sample_record(**changes)).encode()
 
 
 def start(script: str, *arguments: object) -> "subprocess.Popen[str]":
@@ -62,6 +67,21 @@ def test_two_processes_append_at_once(tmp_path: Path) -> None:
     for name in ("a", "b"):
         numbers = [int(r["notes"][1]) for r in records if r["notes"][0] == name]
         assert numbers == [number for number in range(40) for _ in range(2)]
+
+
+def test_a_writer_waits_for_the_line_of_another_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    half = len(line()) // 2
+    with path.open("wb", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(line()[:half])
+        writer = start("append(sys.argv[1], [sample_record(case='shared')])", path)
+        with pytest.raises(subprocess.TimeoutExpired):
+            writer.wait(timeout=0.8)
+        file.write(line()[half:] + b"\n")
+    output, _ = writer.communicate(timeout=60)
+    assert writer.returncode == 0, output
+    assert load(path) == ([sample_record(), sample_record(case="shared")], [])
 
 
 def test_a_writer_killed_in_the_middle_of_a_line_loses_only_that_line(tmp_path: Path) -> None:
@@ -165,10 +185,6 @@ def test_writing_records_needs_no_pandas() -> None:
 
 
 # --- hostile content ---
-
-
-def line(**changes: Any) -> bytes:
-    return json.dumps(sample_record(**changes)).encode()
 
 
 HOSTILE: dict[str, tuple[bytes, str]] = {

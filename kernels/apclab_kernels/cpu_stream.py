@@ -1,0 +1,148 @@
+"""Read-bandwidth probes on the CPU: a footprint in a row, or the addresses of a decode.
+
+Nothing is computed from the bytes but their xor, which keeps the compiler from dropping the loads.
+The first gives the ladder of a machine (L2, L3, DRAM), the second the roof of a decode kernel.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+from numba import njit, prange
+from numpy.typing import NDArray
+
+from apclab_kernels.cpu_decode import (
+    Layout,
+    Order,
+    cut,
+    number_of_tasks,
+    row_starts,
+    strides_of,
+    task_range,
+)
+from apclab_kernels.cpu_tile import LINE, TILE, ask
+from apclab_kernels.cpu_vector import WIDTH, load, store, xor, zeros
+from apclab_kernels.reference import Elements, Int32
+
+Float32 = NDArray[np.float32]
+
+
+@njit(parallel=True, cache=True)
+def _stream(words, passes, parts, seen):
+    share = words.size // parts // (TILE * WIDTH) * (TILE * WIDTH)
+    for part in prange(parts):
+        s0 = s1 = s2 = s3 = zeros()
+        for _ in range(passes):
+            for i in range(part * share, (part + 1) * share, 4 * WIDTH):
+                s0 = xor(s0, load(words, i))
+                s1 = xor(s1, load(words, i + WIDTH))
+                s2 = xor(s2, load(words, i + 2 * WIDTH))
+                s3 = xor(s3, load(words, i + 3 * WIDTH))
+        store(seen, part * WIDTH, xor(xor(s0, s1), xor(s2, s3)))
+
+
+def stream(words: Float32, passes: int = 1) -> int:
+    """Read a footprint some times over, each thread its own part of it.
+
+    Args:
+        words: float32 [n], the footprint; any bit patterns will do.
+        passes: how often each thread reads its part.
+
+    Returns:
+        Bytes read in all.
+    """
+    parts = numba.get_num_threads()
+    seen = np.empty(parts * WIDTH, np.float32)
+    _stream(words, passes, parts, seen)
+    share = words.size // parts // (TILE * WIDTH) * (TILE * WIDTH)
+    return share * parts * passes * words.itemsize
+
+
+@njit(cache=True, forceinline=True)
+def _read_sized(cache, rows, t, at, size, seen):
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = zeros()
+    for d in range(at, at + size, WIDTH):
+        s0 = xor(s0, load(cache, rows[t] + d))
+        s1 = xor(s1, load(cache, rows[t + 1] + d))
+        s2 = xor(s2, load(cache, rows[t + 2] + d))
+        s3 = xor(s3, load(cache, rows[t + 3] + d))
+        s4 = xor(s4, load(cache, rows[t + 4] + d))
+        s5 = xor(s5, load(cache, rows[t + 5] + d))
+        s6 = xor(s6, load(cache, rows[t + 6] + d))
+        s7 = xor(s7, load(cache, rows[t + 7] + d))
+    folded = xor(xor(xor(s0, s1), xor(s2, s3)), xor(xor(s4, s5), xor(s6, s7)))
+    store(seen, 0, xor(folded, load(seen, 0)))
+
+
+@njit(cache=True)
+def _read_rows(cache, rows, n, head_stride, lo, hi, size, ahead, seen):
+    full = n - n % TILE
+    for t in range(0, full, TILE):
+        for h in range(lo, hi):
+            if ahead > 0:
+                ask(cache, rows, t + TILE, n, h * head_stride, size, ahead)
+            if size == 64:  # 128 elements of 2 bytes
+                _read_sized(cache, rows, t, h * head_stride, 64, seen)
+            elif size == 128:
+                _read_sized(cache, rows, t, h * head_stride, 128, seen)
+            else:
+                _read_sized(cache, rows, t, h * head_stride, size, seen)
+    for t in range(full, n):
+        for h in range(lo, hi):
+            for d in range(h * head_stride, h * head_stride + size, WIDTH):
+                store(seen, 0, xor(load(cache, rows[t] + d), load(seen, 0)))
+
+
+@njit(parallel=True, cache=True)
+def _touch(k, v, tables, lens, kv_heads, size, block_size, strides, tasks, ahead, seen):
+    batch = lens.size
+    block_stride, token_stride, head_stride = strides
+    longest = max(lens.max(), 1)
+    for task in prange(number_of_tasks(tasks, batch, kv_heads)):
+        first, last, lo, hi = task_range(task, tasks, batch, kv_heads)
+        rows = np.empty(longest, np.int64)
+        mine = np.zeros(WIDTH, np.float32)
+        for r in range(first, last):
+            row_starts(rows, tables[r], lens[r], block_size, block_stride, token_stride)
+            _read_rows(k, rows, lens[r], head_stride, lo, hi, size, ahead, mine)
+            _read_rows(v, rows, lens[r], head_stride, lo, hi, size, ahead, mine)
+        seen[task] = mine[0]
+
+
+def bind_touch(
+    key_cache: Elements,
+    value_cache: Elements,
+    block_tables: Int32,
+    seq_lens: Int32,
+    *,
+    layout: Layout = "NHD",
+    order: Order = "request",
+) -> tuple[Any, ...]:
+    """Arguments for `touch`: the addresses of a decode launch, in its order, cut into its tasks.
+
+    Shapes as in `cpu_decode.bind`.
+
+    Raises:
+        ValueError: a row of one head is not a whole number of 64-byte lines.
+    """
+    size = key_cache.shape[-1]
+    if (row_bytes := size * key_cache.itemsize) % LINE:
+        raise ValueError(f"a row of one head must be a multiple of {LINE} bytes, got {row_bytes}")
+    block_size = key_cache.shape[1 if layout == "NHD" else 2]
+    num_kv_heads = key_cache.shape[2 if layout == "NHD" else 1]
+    longest = int(seq_lens.max(initial=0))
+    tasks = cut(order, len(seq_lens), num_kv_heads, longest, row_bytes, numba.get_num_threads())
+    words = 4 // key_cache.itemsize  # elements in a float32
+    k, v = (cache.reshape(-1).view(np.float32) for cache in (key_cache, value_cache))
+    strides = tuple(stride // words for stride in strides_of(key_cache, layout))
+    seen = np.empty(number_of_tasks(tuple(tasks), len(seq_lens), num_kv_heads), np.float32)
+    ahead = WIDTH if order == "head" else 0
+    return (
+        k, v, block_tables, seq_lens, num_kv_heads, size // words, block_size, strides,
+        tuple(tasks), ahead, seen,
+    )  # fmt: skip
+
+
+def touch(arguments: tuple[Any, ...]) -> None:
+    """Load every byte that the decode launch would load, and compute nothing."""
+    _touch(*arguments)

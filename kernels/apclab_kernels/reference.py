@@ -1,0 +1,86 @@
+"""Paged-attention decode in NumPy and float64, a sequence at a time: the truth, slow and short."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float64 = NDArray[np.float64]
+Int32 = NDArray[np.int32]
+# float32, float16 or ml_dtypes.bfloat16
+Elements = NDArray[Any]
+
+
+class Attended(NamedTuple):
+    """One decode step's attention in float64, and how far a float32 kernel may be from it."""
+
+    out: Float64  # [batch, num_heads, head_size]
+    lse: Float64  # [batch, num_heads], natural log; -inf where seq_len is 0
+    out_bound: Float64  # [batch, num_heads, head_size], before rounding to the output's dtype
+    lse_bound: Float64  # [batch, num_heads]
+
+
+def gather(cache: Elements, block_table: Int32, seq_len: int, layout: str) -> Float64:
+    """Collect one sequence from its blocks: float64 [seq_len, num_kv_heads, head_size]."""
+    block_size = cache.shape[1] if layout == "NHD" else cache.shape[2]
+    blocks = cache[block_table[: -(-seq_len // block_size)]]
+    if layout == "HND":  # [blocks, heads, block_size, size] -> [blocks, block_size, heads, size]
+        blocks = blocks.swapaxes(1, 2)
+    return blocks.reshape(-1, *blocks.shape[2:])[:seq_len].astype(np.float64)
+
+
+def paged_attention_decode(
+    query: Elements,
+    key_cache: Elements,
+    value_cache: Elements,
+    block_tables: Int32,
+    seq_lens: Int32,
+    *,
+    scale: float | None = None,
+    layout: str = "NHD",
+) -> Attended:
+    """Attend each query to the keys and values that its row of the block table names.
+
+    Args:
+        query: float32, float16 or bfloat16 [batch, num_heads, head_size].
+        key_cache: same dtype, [num_blocks, block_size, num_kv_heads, head_size] in layout NHD,
+            [num_blocks, num_kv_heads, block_size, head_size] in HND.
+        value_cache: as key_cache.
+        block_tables: int32 [batch, max_blocks].
+        seq_lens: int32 [batch], tokens; 0 gives a row of zeros.
+        scale: factor of the scores, 1 / sqrt(head_size) if None.
+        layout: "NHD" or "HND".
+
+    The bounds hold for every kernel that multiplies and adds in float32, in whatever order: a sum
+    of n products errs by at most n u sum |a b| with u = 2**-24; an error e of a score changes its
+    weight by a factor of at most exp(2 e), since numerator and denominator both move; the kernels'
+    exponentials add 4 u. Source: Higham, Accuracy and Stability of Numerical Algorithms, 3.1.
+    """
+    batch, num_heads, head_size = query.shape
+    scale = head_size**-0.5 if scale is None else scale
+    u = 2.0**-24
+    out = np.zeros((batch, num_heads, head_size))
+    lse = np.full((batch, num_heads), -np.inf)
+    out_bound, lse_bound = np.zeros_like(out), np.zeros_like(lse)
+    for r in range(batch):
+        if (n := int(seq_lens[r])) == 0:
+            continue
+        k = gather(key_cache, block_tables[r], n, layout)
+        v = gather(value_cache, block_tables[r], n, layout)
+        group = num_heads // k.shape[1]
+        q = query[r].astype(np.float64).reshape(-1, group, head_size) * scale
+        scores = np.einsum("hgd,thd->hgt", q, k)
+        sizes = np.einsum("hgd,thd->hgt", np.abs(q), np.abs(k)).max(-1, keepdims=True)
+        top = scores.max(-1, keepdims=True)
+        weights = np.exp(scores - top)
+        total = weights.sum(-1, keepdims=True)
+        weights /= total
+        score_error = (head_size + 4) * u * sizes  # [kv_heads, group, 1]
+        # scores, exponentials, sum of weights, sum over values
+        relative = 2 * score_error + (2 * n + 16) * u
+        out[r] = np.einsum("hgt,thd->hgd", weights, v).reshape(num_heads, head_size)
+        spread = np.einsum("hgt,thd->hgd", weights, np.abs(v))
+        out_bound[r] = (spread * relative).reshape(num_heads, head_size)
+        lse[r] = (top + np.log(total)).reshape(num_heads)
+        lse_bound[r] = relative.reshape(-1) + 8 * u * (1 + np.abs(lse[r]))
+    return Attended(out, lse, out_bound, lse_bound)

@@ -1,0 +1,77 @@
+"""Inputs that every attention kernel must get right: odd lengths and sizes, shared ids."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from apclab_kernels.reference import Attended, paged_attention_decode
+from numpy.typing import NDArray
+
+DTYPES: dict[str, Any] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+# unit roundoff: half the distance from 1 to the next larger number
+ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A decode step over a pool of random numbers."""
+
+    dtype: str = "float32"
+    num_heads: int = 4
+    num_kv_heads: int = 4
+    head_size: int = 64
+    block_size: int = 16
+    layout: str = "NHD"
+    seq_lens: tuple[int, ...] = (1, 63, 300, 0, 48)
+    shared_blocks: int = 0  # first blocks that all sequences share, as far as they are that long
+    seed: int = 0
+
+    def arrays(self) -> dict[str, Any]:
+        """The arguments of a kernel: query, caches, tables, lengths."""
+        rng = np.random.default_rng(self.seed)
+        batch, longest = len(self.seq_lens), max(self.seq_lens)
+        columns = max(1, -(-longest // self.block_size))
+        num_blocks = batch * columns + 3
+        ids = rng.permutation(num_blocks)[: batch * columns].reshape(batch, columns)
+        ids[:, : self.shared_blocks] = ids[0, : self.shared_blocks]
+        token = (self.num_kv_heads, self.head_size)
+        shape = (num_blocks, self.block_size, *token)
+        if self.layout == "HND":
+            shape = (num_blocks, token[0], self.block_size, token[1])
+
+        def random(shape: tuple[int, ...]) -> NDArray[Any]:
+            return rng.standard_normal(shape, np.float32).astype(DTYPES[self.dtype])
+
+        return {
+            "query": random((batch, self.num_heads, self.head_size)),
+            "key_cache": random(shape),
+            "value_cache": random(shape),
+            "block_tables": ids.astype(np.int32),
+            "seq_lens": np.array(self.seq_lens, np.int32),
+        }
+
+
+def assert_exact(out: NDArray[Any], lse: NDArray[np.float32], truth: Attended, dtype: str) -> None:
+    """Hold a kernel's result against float64, element by element, within bounds that follow."""
+    got = out.astype(np.float64)
+    assert not np.isnan(got).any(), "an output element was never written"
+    # the kernel's own error, then one rounding to the output's dtype
+    bound = truth.out_bound + ROUNDOFF[dtype] * (np.abs(truth.out) + truth.out_bound)
+    if dtype == "float16":  # below 2**-14 its numbers are 2**-24 apart
+        bound = bound + 2.0**-25
+    worst = np.abs(got - truth.out) - bound
+    assert worst.max() <= 0, f"out is {worst.max():.3g} outside its bound"
+    empty = np.isneginf(truth.lse)
+    assert np.array_equal(np.isneginf(lse), empty)
+    error = np.abs(lse[~empty].astype(np.float64) - truth.lse[~empty])
+    assert (error <= truth.lse_bound[~empty]).all(), f"lse errs by {error.max():.3g}"
+
+
+def truth_of(case: Case, arrays: dict[str, Any]) -> Attended:
+    """The reference's answer to a case."""
+    return paged_attention_decode(**arrays, layout=case.layout)
