@@ -1,0 +1,192 @@
+"""The reuse roofline: bytes that the cache must serve, against bytes that it did serve."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from apclab.figures.points import Line, lines
+from apclab.figures.style import (
+    CASES,
+    COLOURS,
+    GREY,
+    LOG_TICKS,
+    TICK_WORDS,
+    Ladder,
+    Panel,
+    alone,
+    axis,
+    significant,
+)
+
+
+def reuse_roofline(
+    frame: pd.DataFrame,
+    published: pd.DataFrame | None = None,
+    *,
+    ladder: Ladder = (),
+    theme: str = "auto",
+) -> go.Figure:
+    """Draw measured and published cases over the roof min(reuse, cache rate / DRAM rate).
+
+    A point above 1 read more bytes a second than DRAM can deliver: a cache served the rest.
+
+    Args:
+        frame: one row a record, as `results.frame` makes it.
+        published: one row a published case, as `results.published` makes it.
+        ladder: the machine's levels, for the flat part of the roof.
+        theme: "auto", "light" or "dark".
+    """
+    return alone(roofline_panel(lines(frame, "cache_hit"), published, ladder), theme)
+
+
+def roofline_panel(
+    measured: Iterable[Line],
+    published: pd.DataFrame | None,
+    ladder: Ladder,
+    *,
+    saved: Iterable[Line] = (),
+    title: str = "",
+) -> Panel:
+    """The same as one panel of a page; roof, published, seed, saved, one trace a case."""
+    measured, saved = list(measured), list(saved)
+    hollow = _published(published)
+    seed = _unknown_reuse(published)
+    found = [*measured, *saved]
+    reuses = [1.0, *(value for line in found for value in line.reuse), *hollow["x"], *seed["x"]]
+    heights = [1.0, *(value for line in found for value in line.relative), *hollow["y"]]
+    widest = 1.6 * max(reuses)
+    # later traces lie on top
+    traces = [_roof(ladder, widest), hollow, seed, _saved(saved)]
+    traces += [_case(case, measured) for case in CASES]
+    return Panel(
+        traces,
+        axis(
+            "reuse: logical / distinct bytes<br><sup>hollow: published by others</sup>",
+            type="log",
+            range=[math.log10(0.8), math.log10(widest)],
+            tickvals=LOG_TICKS,
+            ticktext=TICK_WORDS,
+        ),
+        axis(
+            "logical GB/s / DRAM GB/s",
+            type="log",
+            range=[math.log10(0.7 * min(heights)), math.log10(2.0 * max(heights))],
+            tickvals=LOG_TICKS,
+            ticktext=TICK_WORDS,
+        ),
+        title or "Above 1 the cache delivers<br>what DRAM cannot (hollow: published)",
+    )
+
+
+def _case(case: str, measured: Iterable[Line]) -> dict[str, Any]:
+    mine = [line for line in measured if line.case == case]
+    reuse = [value for line in mine for value in line.reuse]
+    furthest = max(range(len(reuse)), key=reuse.__getitem__, default=0)
+    return {
+        "type": "scatter",
+        "name": case,
+        "x": reuse,
+        "y": [value for line in mine for value in line.relative],
+        "mode": "markers+text",
+        "marker": {"color": COLOURS[case], "size": 9},
+        "text": [f"<b>{case}</b>" if i == furthest else "" for i in range(len(reuse))],
+        "textposition": "bottom right" if case == "private" else "top center",
+        "customdata": [text for line in mine for text in line.hover],
+        "hovertemplate": "reuse %{x:.2f}, %{y:.2f} of DRAM<br>%{customdata}<extra></extra>",
+    }
+
+
+def _saved(saved: list[Line]) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "x": [value for line in saved for value in line.reuse],
+        "y": [value for line in saved for value in line.relative],
+        "mode": "markers",
+        "marker": {
+            "color": [COLOURS[line.case] for line in saved for _ in line.x],
+            "size": 8,
+            "symbol": "circle-open-dot",
+        },
+        "customdata": [f"saved: {text}" for line in saved for text in line.hover],
+        "hovertemplate": "reuse %{x:.2f}, %{y:.2f} of DRAM<br>%{customdata}<extra></extra>",
+    }
+
+
+def _published(published: pd.DataFrame | None) -> dict[str, Any]:
+    rows = [] if published is None else published.dropna(subset=["x"]).to_dict("records")
+    return {
+        "type": "scatter",
+        "x": [float(row["x"]) for row in rows],
+        "y": [float(row["y"]) for row in rows],
+        "mode": "markers",
+        "marker": {
+            "color": [COLOURS.get(row["case"], GREY) for row in rows],
+            "size": 7,
+            "symbol": "diamond-open",
+        },
+        "customdata": [_source(row) for row in rows],
+        "hovertemplate": "reuse %{x:.2f}, %{y:.2f} of DRAM<br>%{customdata}<extra></extra>",
+    }
+
+
+def _unknown_reuse(published: pd.DataFrame | None) -> dict[str, Any]:
+    """Cases that do not state what was shared: a line over what it can be."""
+    rows: list[dict[Any, Any]] = []
+    if published is not None:
+        unknown = published["x"].isna() & published["x_high"].notna()
+        rows = published[unknown].to_dict("records")
+    ends = [(float(x), float(row["y"])) for row in rows for x in (row["x_low"], row["x_high"])]
+    return {
+        "type": "scatter",
+        "x": [x for x, _ in ends],
+        "y": [y for _, y in ends],
+        "mode": "lines+text",
+        "line": {"color": COLOURS["shared"], "width": 1.5, "dash": "dot"},
+        "text": [text for row in rows for text in ("", _short(row))],
+        "textposition": "top left",
+        "textfont": {"size": 11},
+        "customdata": [_source(row) for row in rows for _ in range(2)],
+        "hovertemplate": "%{y:.2f} of DRAM, reuse not stated<br>%{customdata}<extra></extra>",
+    }
+
+
+def _roof(ladder: Ladder, widest: float) -> dict[str, Any]:
+    """The roof of this machine; without a ladder only its slope is known."""
+    ratio = _cache_to_dram(ladder)
+    corner = widest if ratio is None else min(max(ratio, 1.0), widest)
+    xs = [0.8, 1.0, corner, widest]
+    return {
+        "type": "scatter",
+        "x": xs,
+        "y": [min(x, corner) for x in xs],
+        "mode": "lines+text",
+        "line": {"color": GREY, "width": 1.5},
+        "text": ["", "", "", f"cache {significant(corner)}× DRAM" if ratio else ""],
+        "textposition": "top left",
+        "textfont": {"size": 11},
+        "hoverinfo": "skip",
+    }
+
+
+def _cache_to_dram(ladder: Ladder) -> float | None:
+    """Rate of the last-level cache in units of the DRAM rate."""
+    dram = [rung["gb_per_s"] for rung in ladder if rung["level"] == "DRAM"]
+    caches = [rung for rung in ladder if rung["level"] != "DRAM"]
+    if not dram or not caches:
+        return None
+    last = max(caches, key=lambda rung: rung["footprint_bytes"])
+    return float(last["gb_per_s"] / dram[0])
+
+
+def _short(row: dict[Any, Any]) -> str:
+    return str(row["study"]).replace("vLLM ", "")
+
+
+def _source(row: dict[Any, Any]) -> str:
+    return (
+        f"published: <b>{row['case']}</b> {row['kernel']}<br>{row['device']}, "
+        f"batch {row['batch']}, {row['seq_len']:g} tokens<br>{row['study']}"
+    )

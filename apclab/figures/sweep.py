@@ -1,0 +1,251 @@
+"""Times and bandwidths of a sweep against its x axis. Draws records, measures nothing."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from apclab.figures.points import VIEWS, X_AXES, Line, check_axes, lines
+from apclab.figures.style import (
+    CASES,
+    COLOURS,
+    GREY,
+    LOG_TICKS,
+    TICK_WORDS,
+    Ladder,
+    Panel,
+    alone,
+    axis,
+    significant,
+    translucent,
+)
+
+_RUNGS = 4  # levels of a ladder that are drawn
+_LABEL_ROOM = 0.24  # of the x axis, right of the last point
+
+
+def decode_time(
+    frame: pd.DataFrame,
+    x: str = "cache_hit",
+    view: str = "layer",
+    *,
+    num_layers: int | None = None,
+    theme: str = "auto",
+) -> go.Figure:
+    """Draw the time of each case against `x`: the median, with a band from p20 to p80.
+
+    Args:
+        frame: one row a record, as `results.frame` makes it.
+        x: column along the x axis: cache_hit, batch, input_len, prefix_groups or block_size.
+        view: "layer" (µs), "token" (all layers, ms) or "output" (all layers and tokens, ms).
+        num_layers: layers of the model; wanted for "token" and "output".
+        theme: "auto", "light" or "dark".
+
+    Raises:
+        ValueError: an unknown x, view or theme, or num_layers missing.
+    """
+    return alone(time_panel(lines(frame, x, view, num_layers), x, view), theme)
+
+
+def bandwidth(
+    frame: pd.DataFrame, ladder: Ladder, x: str = "cache_hit", *, theme: str = "auto"
+) -> go.Figure:
+    """Draw the logical GB/s of each case against `x`, over the machine's measured read rates.
+
+    Args:
+        frame: one row a record, as `results.frame` makes it.
+        ladder: the machine's levels, each with `level` and `gb_per_s`, from `record["device"]`.
+        x: column along the x axis, as in `decode_time`.
+        theme: "auto", "light" or "dark".
+    """
+    return alone(bandwidth_panel(lines(frame, x), ladder, x), theme)
+
+
+def time_panel(
+    measured: Iterable[Line],
+    x: str,
+    view: str = "layer",
+    *,
+    saved: Iterable[Line] = (),
+    xs: Sequence[float] = (),
+    title: str = "",
+    given: str = "",
+) -> Panel:
+    """The same as one panel of a page; three traces a case: band, medians, saved medians.
+
+    Args:
+        measured: lines of this sweep, at most one a case.
+        x: what runs along the x axis.
+        view: "layer", "token" or "output".
+        saved: lines of earlier sweeps, drawn dotted and hollow.
+        xs: where the sweep will put points, so that the axis does not move while it runs.
+        title: what was found; a call to press Run when empty.
+        given: the settings that do not vary, put under the x axis.
+    """
+    check_axes(x, view)
+    measured, saved = list(measured), list(saved)
+    by_case = {line.case: line for line in measured}
+    positions = _label_positions(by_case.values(), "middle", logarithmic=False)
+    traces: list[dict[str, Any]] = []
+    for case in CASES:
+        line = by_case.get(case)
+        traces += [
+            _band(case, line),
+            _line(case, line, "middle", positions.get(case, "middle right")),
+            _saved(case, saved, "middle"),
+        ]
+    top = max((value for line in [*measured, *saved] for value in line.high), default=1.0)
+    return Panel(
+        traces,
+        _x_axis(x, [*xs, *_values([*measured, *saved])], given),
+        axis(VIEWS[view], range=[0, 1.12 * top], tickformat=",", nticks=6),
+        title or "Decode time of each case:<br>press Run to measure it here",
+    )
+
+
+def bandwidth_panel(
+    measured: Iterable[Line],
+    ladder: Ladder,
+    x: str,
+    *,
+    saved: Iterable[Line] = (),
+    xs: Sequence[float] = (),
+    title: str = "",
+    given: str = "",
+) -> Panel:
+    """GB/s against x as one panel of a page; two traces a case, then the ladder's."""
+    check_axes(x)
+    measured, saved = list(measured), list(saved)
+    by_case = {line.case: line for line in measured}
+    positions = _label_positions(by_case.values(), "gb_per_s", logarithmic=True)
+    traces: list[dict[str, Any]] = []
+    for case in CASES:
+        position = positions.get(case, "middle right")
+        traces += [
+            _line(case, by_case.get(case), "gb_per_s", position),
+            _saved(case, saved, "gb_per_s"),
+        ]
+    xaxis = _x_axis(x, [*xs, *_values([*measured, *saved])], given)
+    traces += _ladder(ladder, xaxis)
+    rates = [rung["gb_per_s"] for rung in ladder]
+    rates += [value for line in [*measured, *saved] for value in line.gb_per_s]
+    low, high = (min(rates), max(rates)) if rates else (1.0, 10.0)
+    return Panel(
+        traces,
+        xaxis,
+        axis(
+            "read by the kernel, GB/s",
+            type="log",
+            range=[math.log10(0.8 * low), math.log10(1.3 * high)],
+            tickvals=LOG_TICKS,
+            ticktext=TICK_WORDS,
+        ),
+        title or "GB/s of each case against<br>what this machine's memory reads",
+    )
+
+
+def _band(case: str, line: Line | None) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "x": [*line.x, *line.x[::-1]] if line else [],
+        "y": [*line.high, *line.low[::-1]] if line else [],
+        "mode": "lines",
+        "fill": "toself",
+        "fillcolor": translucent(COLOURS[case], 0.25),
+        # a sweep of one point still shows its spread
+        "line": {"color": translucent(COLOURS[case], 0.5), "width": 1},
+        "hoverinfo": "skip",
+    }
+
+
+def _line(case: str, line: Line | None, quantity: str, position: str) -> dict[str, Any]:
+    y = getattr(line, quantity) if line else []
+    return {
+        "type": "scatter",
+        "name": case,
+        "x": line.x if line else [],
+        "y": y,
+        "mode": "lines+markers+text",
+        "line": {"color": COLOURS[case], "width": 2.5},
+        "marker": {"color": COLOURS[case], "size": 7},
+        "text": ["" for _ in y[1:]] + [f"<b>{case}</b>"] if y else [],
+        "textposition": position,
+        "cliponaxis": False,
+        "customdata": line.hover if line else [],
+        "hovertemplate": "%{customdata}<extra></extra>",
+    }
+
+
+def _saved(case: str, saved: Iterable[Line], quantity: str) -> dict[str, Any]:
+    x: list[float | None] = []
+    y: list[float | None] = []
+    hover: list[str] = []
+    for line in saved:
+        if line.case == case:  # a gap parts two sweeps
+            x += [*line.x, None]
+            y += [*getattr(line, quantity), None]
+            hover += [f"saved: {text}" for text in [*line.hover, ""]]
+    return {
+        "type": "scatter",
+        "x": x,
+        "y": y,
+        "mode": "lines+markers",
+        "line": {"color": COLOURS[case], "width": 1.5, "dash": "dot"},
+        "marker": {"color": COLOURS[case], "size": 8, "symbol": "circle-open"},
+        "customdata": hover,
+        "hovertemplate": "%{customdata}<extra></extra>",
+    }
+
+
+def _ladder(ladder: Ladder, xaxis: dict[str, Any]) -> list[dict[str, Any]]:
+    """A line across for each level, its name behind the right end; always `_RUNGS` traces."""
+    left, right = xaxis["range"]
+    right -= 1e-3 * (right - left)  # a point on the very edge may count as outside
+    ends = [10**left, 10**right] if xaxis["type"] == "log" else [left, right]
+    rungs = [*ladder[:_RUNGS], *[None] * (_RUNGS - len(ladder))]
+    return [
+        {
+            "type": "scatter",
+            "x": ends if rung else [],
+            "y": [rung["gb_per_s"]] * 2 if rung else [],
+            "mode": "lines+text",
+            "line": {"color": GREY, "width": 1, "dash": "dash"},
+            "text": ["", f"{rung['level']} {significant(rung['gb_per_s'])}"] if rung else [],
+            "textposition": "middle right",
+            "textfont": {"size": 11},
+            "cliponaxis": False,
+            "hoverinfo": "skip",
+        }
+        for rung in rungs
+    ]
+
+
+def _label_positions(found: Iterable[Line], quantity: str, *, logarithmic: bool) -> dict[str, str]:
+    """Where to write the names: beside the last points, apart when those lie close together."""
+    ends = sorted((getattr(line, quantity)[-1], line.case) for line in found)
+    if len(ends) < 2:
+        return {}
+    highest = max(value for value, _ in ends)
+    (low, lower), (high, upper) = ends[0], ends[-1]
+    near = high / low < 1.25 if logarithmic else (high - low) / highest < 0.1
+    return {lower: "bottom right", upper: "top right"} if near else {}
+
+
+def _values(found: Iterable[Line]) -> list[float]:
+    return [value for line in found for value in line.x]
+
+
+def _x_axis(x: str, values: Sequence[float], given: str) -> dict[str, Any]:
+    """The axis of a sweep, with room for names on the right; powers of two on a log axis."""
+    title = X_AXES[x] + (f"<br><sup>{given}</sup>" if given else "")
+    if x == "cache_hit":
+        ends, kind, ticks = [-0.04, 1.04 + _LABEL_ROOM], "linear", [0, 0.25, 0.5, 0.75, 1]
+    else:
+        ticks = sorted(set(values)) or [1.0]
+        low, high = math.log10(ticks[0]), math.log10(ticks[-1])
+        span = max(high - low, 0.3)
+        ends, kind = [low - 0.04 * span, high + (0.04 + _LABEL_ROOM) * span], "log"
+    ticktext = [f"{tick:g}" for tick in ticks]
+    return axis(title, type=kind, range=ends, tickvals=ticks, ticktext=ticktext)

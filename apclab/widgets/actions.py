@@ -1,0 +1,99 @@
+"""The buttons of a lab, its progress bar and its status line. They decide nothing."""
+
+import html
+from collections.abc import Callable
+from typing import Any
+
+import ipywidgets as ipw
+
+from apclab.jobs import Job
+from apclab.results.store import measured_dir
+from apclab.widgets.controls import flow
+from apclab.widgets.sweep import Progress
+
+NO_OVERLAY, RUN_BEFORE = "no overlay", "overlay the run before"
+_BAR_STYLES = {"done": "success", "error": "danger", "cancelled": "warning"}
+
+
+class Actions:
+    """Run, Cancel, Save, the menu of overlays, progress and status.
+
+    Args:
+        run: what the button does; so are `cancel` and `save`.
+        overlay: called with NO_OVERLAY, RUN_BEFORE or the path of a saved file.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[], object],
+        cancel: Callable[[], object],
+        save: Callable[[], object],
+        overlay: Callable[[str], object],
+    ) -> None:
+        self._run = _button("Run", "play", run, "measure the sweep on this machine")
+        self._run.button_style = "primary"
+        self._cancel = _button("Cancel", "stop", cancel, "stop; points that are complete stay")
+        self._save = _button("Save", "save", save, "append the records to a file")
+        self._overlay = ipw.Dropdown(
+            options=_overlay_options(),
+            tooltip="show saved records behind the new ones",
+            layout={"width": "260px"},
+        )
+        self._overlay.observe(lambda change: overlay(change["new"]), "value")
+        self._bar = ipw.FloatProgress(max=1.0, layout={"width": "180px"})
+        self._pace, self._status = ipw.HTML(), ipw.HTML()
+        acts = flow(self._run, self._cancel, self._save, self._overlay, self._bar, self._pace)
+        self.widgets = [acts, self._status]
+
+    @property
+    def status(self) -> str:
+        """What the status line says, without mark-up."""
+        return self._text
+
+    def say(self, text: str, *, bad: bool = False) -> None:
+        """Put a text on the status line, in the colour of errors when it is `bad`."""
+        self._text = text
+        colour = "var(--jp-error-color1, #d32f2f)" if bad else "inherit"
+        self._status.value = f'<span style="color: {colour}">{html.escape(text)}</span>'
+
+    def follow(self, job: Job) -> None:
+        """Show how far a job is."""
+        running = job.status == "running"
+        self._run.disabled, self._cancel.disabled = running, not running
+        self._bar.value = job.progress
+        self._bar.bar_style = _BAR_STYLES.get(job.status, "")
+        self._pace.value = html.escape(pace(job))
+
+    def list_overlays(self) -> None:
+        """Bring the menu of saved files up to date; the choice stays."""
+        chosen = self._overlay.value
+        self._overlay.options = _overlay_options()
+        self._overlay.value = chosen
+
+
+def pace(job: Job) -> str:
+    """Points done and time left: "5/9, 12 s left"; "" when no job has reported."""
+    if not isinstance(job.latest, Progress):
+        return ""
+    text = f"{job.latest.done}/{job.latest.points}"
+    if job.status == "running" and job.remaining_s is not None:
+        text += f", {job.remaining_s:.0f} s left"
+    return text
+
+
+def points_done(job: Job) -> int:
+    """Points that the sweep of a job has measured so far."""
+    return job.latest.done if isinstance(job.latest, Progress) else 0
+
+
+def _button(text: str, icon: str, act: Callable[[], object], tooltip: str) -> Any:
+    made = ipw.Button(description=text, icon=icon, tooltip=tooltip, layout={"width": "90px"})
+    made.on_click(lambda _: act())
+    return made
+
+
+def _overlay_options() -> list[tuple[str, str]]:
+    folder = measured_dir()
+    files = sorted(folder.rglob("*.jsonl"), reverse=True)
+    saved = [(f"overlay {file.relative_to(folder)}", str(file)) for file in files]
+    return [(NO_OVERLAY, NO_OVERLAY), (RUN_BEFORE, RUN_BEFORE), *saved]

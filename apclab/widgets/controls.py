@@ -1,0 +1,145 @@
+"""Sliders and menus of a decode lab, bound to its `Settings`. They measure nothing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import ipywidgets as ipw
+
+from apclab.specs import ModelShape, models
+from apclab.widgets.settings import CHOICES, RANGES, WORKLOAD_FIELDS, Settings, preset_name, start
+from apclab.workload import PRESETS
+
+CUSTOM = "custom"
+_WORDS = {
+    "batch": ("batch", "requests that decode together"),
+    "input_len": ("input", "tokens of each prompt"),
+    "output_len": ("output", "tokens that each request generates; the middle one is timed"),
+    "cache_hit": ("cache hit", "part of each prompt that is a prefix already known to its group"),
+    "prefix_groups": ("groups", "different prefixes; as many as requests: a hit without sharing"),
+    "dtype": ("dtype", "of the KV cache"),
+    "block_size": ("block size", "tokens of a KV block"),
+    "backend": ("backend", "auto: triton where CUDA is at hand, else cpu"),
+    "order": ("order", "which loop of the kernel is outer: requests or heads"),
+    "l2": ("l2", "cold: the cache holds nothing of a timed call, as in an engine"),
+    "x": ("x axis", "what Run varies"),
+    "view": ("view", "time of a layer, of a token, or of all tokens (three steps are timed)"),
+    "preset": ("preset", "workloads to start from"),
+    "model": ("model", "shape of the attention: heads, KV heads, head size, layers"),
+}
+_MENU_WORDS: dict[str, dict[Any, str]] = {
+    "x": {
+        "cache_hit": "cache hit",
+        "input_len": "input length",
+        "prefix_groups": "prefix groups",
+        "block_size": "block size",
+    },
+    "view": {"layer": "per layer", "token": "per token", "output": "whole output"},
+}
+
+
+class Controls:
+    """The widgets, and what they are set to.
+
+    Args:
+        settings: what they show first.
+        on_change: called with the new settings after a user or a program changed one.
+    """
+
+    def __init__(self, settings: Settings, on_change: Callable[[Settings], None]) -> None:
+        self._settings = settings
+        self._on_change = on_change
+        self._writing = False
+        shapes = [*models()]
+        if isinstance(settings.model, ModelShape):
+            shapes.insert(0, settings.model.name)
+        self._shapes: dict[str, str | ModelShape] = {name: name for name in shapes}
+        self._shapes[settings.shape.name] = settings.model
+        self.by_name: dict[str, Any] = {
+            "preset": _menu("preset", [*PRESETS, CUSTOM]),
+            "model": _menu("model", shapes),
+            **{name: _menu(name, CHOICES[name]) for name in CHOICES},
+            **{name: _slider(name) for name in RANGES},
+        }
+        self.write(settings)
+        for name, widget in self.by_name.items():
+            widget.observe(lambda change, name=name: self._changed(name, change["new"]), "value")
+
+    @property
+    def settings(self) -> Settings:
+        """What the controls are set to."""
+        return self._settings
+
+    def write(self, settings: Settings) -> None:
+        """Show other settings; does not call `on_change`."""
+        self._settings = settings
+        workload = settings.workload
+        self._writing = True
+        try:
+            # a slider's end cuts its value, so the end moves first
+            self.by_name["prefix_groups"].max = max(workload.batch, 2)
+            for name in WORKLOAD_FIELDS:
+                self.by_name[name].value = getattr(workload, name)
+            for name in CHOICES:
+                self.by_name[name].value = getattr(settings, name)
+            self.by_name["model"].value = settings.shape.name
+            self.by_name["preset"].value = preset_name(workload)
+        finally:
+            self._writing = False
+
+    def rows(self) -> list[Any]:
+        """The controls in rows that wrap in narrow windows."""
+        menus = ("preset", "model", "dtype", "backend", "x", "view")
+        sliders = (*WORKLOAD_FIELDS, "block_size", "order", "l2")
+        return [flow(*(self.by_name[name] for name in names)) for names in (menus, sliders)]
+
+    def _changed(self, name: str, value: Any) -> None:
+        if self._writing:
+            return
+        match name:
+            case "preset" if value == CUSTOM:
+                return
+            case "preset":
+                settings = self._settings.changed(workload=start(value))
+            case "model":
+                settings = self._settings.changed(model=self._shapes[value])
+            case "prefix_groups":
+                groups = min(value, self._settings.workload.batch)
+                settings = self._settings.changed(prefix_groups=groups)
+            case _:
+                settings = self._settings.changed(**{name: value})
+        self.write(settings)
+        self._on_change(settings)
+
+
+def flow(*widgets: Any) -> Any:
+    """A row that wraps."""
+    return ipw.Box(widgets, layout={"flex_flow": "row wrap", "align_items": "center"})
+
+
+def _menu(name: str, options: Any) -> Any:
+    label, tooltip = _WORDS[name]
+    words = _MENU_WORDS.get(name, {})
+    return ipw.Dropdown(
+        options=[(words.get(option, str(option)), option) for option in options],
+        description=label,
+        tooltip=tooltip,
+        layout={"width": "200px"},
+        style={"description_width": "66px"},
+    )
+
+
+def _slider(name: str) -> Any:
+    label, tooltip = _WORDS[name]
+    low, high = RANGES[name]
+    kind = ipw.FloatSlider if isinstance(high, float) else ipw.IntSlider
+    step = {"step": 0.05, "readout_format": ".2f"} if isinstance(high, float) else {}
+    return kind(
+        min=low,
+        max=high,
+        description=label,
+        tooltip=tooltip,
+        continuous_update=False,
+        layout={"width": "300px"},
+        style={"description_width": "66px"},
+        **step,
+    )

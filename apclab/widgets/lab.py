@@ -1,0 +1,257 @@
+"""The decode lab: controls, a page of four pictures, a sweep in the background. No arithmetic."""
+
+import itertools
+import threading
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import ipywidgets as ipw
+import pandas as pd
+import plotly.graph_objects as go
+
+from apclab import jobs, results
+from apclab.jobs import Job
+from apclab.results import Record
+from apclab.specs import ModelShape
+from apclab.widgets import actions
+from apclab.widgets.controls import Controls
+from apclab.widgets.page import Page
+from apclab.widgets.settings import Settings, start
+from apclab.widgets.sweep import Progress, sweep
+from apclab.workload import Workload
+
+_NUMBERS = itertools.count(1)
+
+
+class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
+    """Measure decode attention with private and with shared blocks, and see why they differ.
+
+    Show it as the last expression of a notebook cell. Moving a control redraws the block tables
+    and their bytes, nothing is measured; Run measures the sweep in the background.
+
+    Args:
+        workload: what the sliders start from, a `Workload` or the name of a preset.
+        model: short name of a model ("llama-13b") or a `ModelShape`.
+        theme: "auto" (follows JupyterLab), "light" or "dark".
+        settings: every other control by its name: batch, input_len, output_len, cache_hit and
+            prefix_groups, which override the workload; dtype, block_size, backend, order, l2,
+            x, view, points and budget_s. See `Settings` for what they mean and take.
+
+    Raises:
+        TypeError: an argument that is unknown or of the wrong kind.
+        ValueError: a value out of range; the message lists what is allowed.
+    """
+
+    def __init__(
+        self,
+        workload: Workload | str = "issue 4860",
+        *,
+        model: str | ModelShape = "llama-13b",
+        theme: str = "auto",
+        **settings: Any,
+    ) -> None:
+        first = Settings(start(workload), model).changed(**settings)
+        self.name = f"decode lab {next(_NUMBERS)}"
+        self._theme = theme
+        self._lock = threading.RLock()
+        self._job = Job(self.name, self._guarded(self._follow))
+        self._measured = first  # what the records were measured with
+        self._records: list[Record] = []
+        self._before: list[Record] = []
+        self._drawn = self._saved = 0  # how many of the records are
+        self._view = first.view  # that is drawn
+        self._overlay = results.frame([])
+        self._page = Page(first, theme)
+        self._controls = Controls(first, self._guarded(self._moved))
+        acts = (self.run, self.cancel, self.save, self._choose_overlay)
+        self._actions = actions.Actions(*map(self._guarded, acts))
+        children = [*self._controls.rows(), *self._actions.widgets, *self._page.widgets]
+        super().__init__(children, layout={"width": "100%"})
+        self.add_class("apclab-lab")
+        self._follow()
+
+    @property
+    def settings(self) -> Settings:
+        """What the controls are set to."""
+        return self._controls.settings
+
+    def change(self, **values: Any) -> None:
+        """Move controls: `lab.change(batch=8, cache_hit=0.5)`; names as in the constructor.
+
+        Raises:
+            TypeError: as in the constructor.
+            ValueError: as in the constructor.
+        """
+        settings = self.settings.changed(**values)
+        self._controls.write(settings)
+        self._moved(settings)
+
+    @property
+    def records(self) -> list[Record]:
+        """Records of the last run in the order of measuring, one for each case of a point."""
+        with self._lock:
+            return list(self._records)
+
+    @property
+    def results(self) -> pd.DataFrame:
+        """Records of the last run as a table, one row a record."""
+        return results.frame(self.records)
+
+    @property
+    def status(self) -> jobs.Status:
+        """State of the last run: idle, running, done, cancelled or error."""
+        return self._job.status
+
+    def run(self, *, block: bool = False) -> None:
+        """Measure the sweep that the controls describe, point by point, in the background.
+
+        Args:
+            block: wait for the end and print a line a point. An interrupt cancels the run and
+                keeps the points that are complete.
+
+        Raises:
+            RuntimeError: a lab of this process is measuring already.
+            Exception: with `block`, what stopped the run.
+        """
+        with self._lock:
+            if holder := jobs.busy():
+                raise RuntimeError(f"{holder} is measuring: cancel it or wait for it")
+            self._before = self._records or self._before
+            self._measured, self._records = self.settings, []
+            self._drawn = self._saved = 0
+            self._draw_sweep()
+            self._job.start(lambda: sweep(self._measured, self._job, self._add))
+        if block:
+            self._wait()
+            if self._job.exception is not None:
+                raise self._job.exception
+
+    def cancel(self) -> None:
+        """Stop the run; points that are complete stay."""
+        self._job.cancel()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the run to end; False when `timeout` seconds passed before."""
+        return self._job.wait(timeout)
+
+    def save(self, path: str | PathLike[str] | None = None) -> Path:
+        """Append the records of the last run to a file; a second save adds only newer ones.
+
+        Args:
+            path: a .jsonl file; by default the one that `results.destination` names.
+
+        Raises:
+            ValueError: there is nothing new to save.
+            OSError: the file cannot be written.
+        """
+        with self._lock:
+            new = self._records[self._saved :]
+            if not new:
+                raise ValueError("nothing to save: every record is saved, or none was measured")
+            file = results.destination(new[0]) if path is None else Path(path)
+            results.append(file, new)
+            self._saved = len(self._records)
+        self._actions.list_overlays()
+        self._actions.say(f"{len(new)} records saved to {file}")
+        return file
+
+    def overlay(self, path: str | PathLike[str] | None) -> None:
+        """Show saved records behind those of the last run, dotted and hollow.
+
+        Args:
+            path: a .jsonl file or a folder of them; None shows none.
+        """
+        records, problems = results.load(path) if path is not None else ([], [])
+        self._show_overlay(records)
+        if path is not None:
+            self._actions.say("; ".join([f"{len(records)} records of {path} shown", *problems]))
+
+    def figure(self, *, theme: str | None = None) -> go.Figure:
+        """The page as a plain figure without controls: for files, slides and plain viewers."""
+        with self._lock:
+            return self._page.static(theme or self._theme)
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        self._page.refresh()
+        return super()._repr_mimebundle_(**kwargs)
+
+    # callbacks: they may come from any thread, so they take the lock
+
+    def _guarded(self, act: Callable[..., object]) -> Callable[..., None]:
+        """The callback with its errors shown: nobody sees what a callback raises or prints."""
+
+        def guarded(*args: Any) -> None:
+            try:
+                with self._lock:
+                    act(*args)
+            except Exception as error:
+                self._actions.say(f"{type(error).__name__}: {error}", bad=True)
+
+        return guarded
+
+    def _moved(self, settings: Settings) -> None:
+        with self._lock:
+            self._page.show_step(settings)
+            # what was measured stays in view until the next run
+            if not self._records or settings.view != self._view:
+                self._draw_sweep()
+
+    def _add(self, records: list[Record]) -> None:
+        with self._lock:
+            self._records = [*self._records, *records]
+
+    def _follow(self) -> None:
+        """Show where the job is; called at most ten times a second."""
+        if len(self._records) != self._drawn:
+            self._draw_sweep()
+        self._actions.follow(self._job)
+        if self._job.status in ("done", "cancelled", "error"):
+            self._page.refresh()
+        self._actions.say(self._job.error or self._state(), bad=bool(self._job.error))
+
+    def _state(self) -> str:
+        """The state of the job in words."""
+        job, points, kept = self._job, len(self._measured.xs()), len(self._records)
+        match job.status:
+            case "idle":
+                return f"{self.name}: press Run to measure {points} points"
+            case "running":
+                phase = job.latest.phase if isinstance(job.latest, Progress) else ""
+                return f"{self.name} measures {self._measured.text()}" + (phase and f": {phase}")
+            case _:
+                return f"{job.status}: {kept} records of {self._measured.text()}, Save keeps them"
+
+    def _draw_sweep(self) -> None:
+        self._drawn, self._view = len(self._records), self.settings.view
+        shown = self._measured if self._records else self.settings
+        self._page.show_sweep(shown, self._records, self._overlay, self.settings.view)
+
+    def _choose_overlay(self, chosen: str) -> None:
+        match chosen:
+            case actions.NO_OVERLAY:
+                self.overlay(None)
+            case actions.RUN_BEFORE:
+                self._show_overlay(self._before)
+            case path:
+                self.overlay(path)
+
+    def _show_overlay(self, records: list[Record]) -> None:
+        with self._lock:
+            self._overlay = results.frame(records)
+            self._draw_sweep()
+
+    def _wait(self) -> None:
+        """Wait for the run and print a line a point, from this thread: others lose their cell."""
+        told, ended = 0, False
+        try:
+            while not ended:
+                ended = self._job.wait(0.2)
+                if told != (now := actions.points_done(self._job)):
+                    told = now
+                    print(f"{self.name}: {actions.pace(self._job)}", flush=True)
+        except KeyboardInterrupt:
+            self.cancel()
+            self._job.wait()
+        print(self._actions.status)

@@ -1,0 +1,101 @@
+"""The pictures of a decode lab and the sentences around them, drawn in place. No arithmetic."""
+
+import html
+from collections.abc import Sequence
+
+import ipywidgets as ipw
+import pandas as pd
+import plotly.graph_objects as go
+
+from apclab import bench, figures, results
+from apclab.figures import Panel
+from apclab.results import Record
+from apclab.widgets.settings import WORKLOAD_FIELDS, Settings
+
+# pictures take the text colour of JupyterLab's theme, and mid-grey where there is none
+_STYLE = """<style>
+.apclab-lab .cartesianlayer text, .apclab-lab .infolayer text
+{ fill: var(--jp-content-font-color1, #808080) !important; }
+</style>"""
+
+
+class Page:
+    """One live figure of four panels, a line above it and a sentence below.
+
+    Args:
+        settings: of the first picture.
+        theme: "auto", "light" or "dark".
+
+    Attributes:
+        figure: the FigureWidget, made once: a second one would cost 5 MB and never be freed.
+        readout: hit, readers and bytes of the step that the controls describe.
+        finding: what the last sweep found.
+    """
+
+    def __init__(self, settings: Settings, theme: str) -> None:
+        self._published = results.published()
+        self.readout, self.finding = ipw.HTML(), ipw.HTML()
+        self._panels = self._step_panel(settings)
+        self._panels |= self._sweep_panels(settings, [], results.frame([]), settings.view)
+        # the layout must come with the constructor: what a view gets first is fixed there
+        self.figure = go.FigureWidget(figures.lab_page(self._panels, theme=theme))
+        # the page follows its window, which plotly does inside a VBox only
+        self.figure._config = {**self.figure._config, "responsive": True}
+        style = ipw.HTML(_STYLE if theme == "auto" else "", layout={"display": "none"})
+        self.widgets = [style, self.readout, self.figure, self.finding]
+
+    def show_step(self, settings: Settings) -> None:
+        """Draw the block tables of the step that the controls describe; nothing is measured."""
+        self._draw(self._step_panel(settings))
+
+    def show_sweep(
+        self, settings: Settings, records: Sequence[Record], overlay: pd.DataFrame, view: str
+    ) -> None:
+        """Draw measured records.
+
+        Args:
+            settings: that the records were measured with.
+            records: of the sweep, as far as it came.
+            overlay: saved records, as `results.frame` makes them.
+            view: "layer", "token" or "output".
+        """
+        self._draw(self._sweep_panels(settings, records, overlay, view))
+
+    def refresh(self) -> None:
+        """Hand the present figure to views that open later; a nested figure does not by itself."""
+        self.figure._repr_mimebundle_()
+
+    def static(self, theme: str) -> go.Figure:
+        """The same page as a plain figure."""
+        return figures.lab_page(self._panels, theme=theme)
+
+    def _draw(self, panels: dict[str, Panel]) -> None:
+        figures.redraw(self.figure, panels, self._panels)
+        self._panels |= panels
+
+    def _step_panel(self, settings: Settings) -> dict[str, Panel]:
+        step = bench.decode_step(settings.workload, block_size=settings.block_size)
+        self.readout.value = (
+            f"hit asked {settings.workload.cache_hit:.2f}, realised <b>{step.realised_hit:.2f}</b> "
+            f"({step.hit_blocks} of {step.prompt_blocks} full prompt blocks) &emsp; "
+            + html.escape(figures.step_text(step.shared, settings.token_bytes()))
+        )
+        return {"blocks": figures.block_panel(step.shared)}
+
+    def _sweep_panels(
+        self, settings: Settings, records: Sequence[Record], overlay: pd.DataFrame, view: str
+    ) -> dict[str, Panel]:
+        told = [record for record in records if record["step"] == "mid"]
+        self.finding.value = f"<b>{html.escape(results.finding(told))}</b>" if told else ""
+        return figures.sweep_panels(
+            results.frame(records),
+            settings.x,
+            view,
+            overlay=overlay,
+            published=self._published,
+            ladder=records[-1]["device"]["ladder"] if records else [],
+            xs=settings.xs(),
+            num_layers=settings.shape.num_layers,
+            settings={name: getattr(settings.workload, name) for name in WORKLOAD_FIELDS}
+            | {"block_size": settings.block_size},
+        )
