@@ -78,7 +78,7 @@ class Import(NamedTuple):
     """One module that a source file names, and whether that costs at import time."""
 
     target: str  # dotted, absolute
-    inside: bool  # within a function
+    inside: bool  # within a function, or for type checkers only
     line: int
 
 
@@ -105,10 +105,19 @@ def imports_of(module: str, source: str, *, is_package: bool = False) -> Iterato
                     args=[ast.Constant(value=str(target)), *_],
                 ):
                     yield Import(target, inside, child.lineno)
-            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            yield from visit(child, inside or is_function)
+            yield from visit(child, inside or _waits(child))
 
     yield from visit(ast.parse(source), inside=False)
+
+
+def _waits(node: ast.AST) -> bool:
+    """Whether what is in it does not run when the module is imported."""
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+            return True
+        case ast.If(test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
+            return not node.orelse
+    return False
 
 
 def room_of(dotted: str) -> str | None:

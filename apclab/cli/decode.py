@@ -112,6 +112,7 @@ def decode(
     check_outputs(save=save, html=html)
     if threads is not None:
         limit_threads(threads)
+    workload = None
     if tables is None:
         workload = build_workload(preset, asked)
         records, stopped = measure(workload, model, how | {"block_size": block_size, "step": step})
@@ -120,7 +121,8 @@ def decode(
             raise CommandError(2, f"--tables brings its own requests; leave out {', '.join(given)}")
         table, shape = read_tables(tables, block_size=block_size)
         records, stopped = measure(table, shape or model, how)
-    present(records, json_lines=json_lines, save=save, html=html)
+    drawn = shared_table(workload, block_size, step) if html and workload else None
+    present(records, json_lines=json_lines, save=save, html=html, table=drawn)
     if stopped:
         stderr().print("stopped by Ctrl-C; what was measured until then is above")
     return 130 if stopped else 0
@@ -163,6 +165,13 @@ def measure(
         except Unavailable as error:
             raise CommandError(3, str(error)) from error
         return records, terminal.cancelled()
+
+
+def shared_table(workload: Workload, block_size: int, step: str) -> BlockTable:
+    """The block table that `shared` was measured with, before ids were permuted."""
+    from apclab.bench import decode_step
+
+    return decode_step(workload, block_size=block_size, step=step).shared
 
 
 def limit_threads(threads: int) -> None:

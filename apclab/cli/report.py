@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.table import Table
 
 from apclab import results
+from apclab.blocks import BlockTable
 from apclab.cli.terminal import CommandError, stderr, stdout
 from apclab.results import Record
 
@@ -30,7 +31,12 @@ def check_outputs(*, save: str | None, html: Path | None) -> None:
 
 
 def present(
-    records: list[Record], *, json_lines: bool, save: str | None, html: Path | None
+    records: list[Record],
+    *,
+    json_lines: bool,
+    save: str | None,
+    html: Path | None,
+    table: BlockTable | None,
 ) -> None:
     """Show the records first, then save them and draw them, so that a full disk loses nothing.
 
@@ -39,6 +45,8 @@ def present(
         json_lines: print JSON Lines instead of the table.
         save: path to append to, "" for the default one, None for not at all.
         html: path of the figure, None for no figure.
+        table: block table of the measured workload's shared step, for the figure; None when the
+            step came from a file and so has no place on the axis of cache hits.
 
     Raises:
         CommandError: an output cannot be written.
@@ -53,7 +61,7 @@ def present(
     if save is not None:
         _save(records, save, printed=json_lines)
     if html is not None:
-        _draw(records, html)
+        _draw(records, html, table)
 
 
 def print_json(records: list[Record]) -> None:
@@ -129,11 +137,32 @@ def _save(records: list[Record], save: str, *, printed: bool) -> None:
     stderr().print(f"{len(records)} records appended to {path}", markup=False)
 
 
-def _draw(records: list[Record], path: Path) -> None:
+def _draw(records: list[Record], path: Path, table: BlockTable | None) -> None:
+    """Write the page of the lab; without a table there is no picture of blocks, only rates."""
+    # plotly and pandas take their time to import
     from apclab import figures
 
-    figure = figures.reuse_roofline(results.frame(records), results.published())
+    frame, published = results.frame(records), results.published()
+    ladder = records[0]["device"]["ladder"]
+    if table is None:
+        figure = figures.reuse_roofline(frame, published, ladder=ladder)
+    else:
+        asked = records[0]["workload"]
+        settings = {**asked, "block_size": table.block_size}
+        panels = figures.sweep_panels(
+            frame,
+            "cache_hit",
+            "layer",
+            overlay=frame.iloc[:0],
+            published=published,
+            ladder=ladder,
+            xs=[asked["cache_hit"]],
+            num_layers=1,
+            settings=settings,
+        )
+        figure = figures.lab_page({"blocks": figures.block_panel(table), **panels}, theme="light")
     try:
+        # plotly.js goes into the file, so that it opens without a network
         figure.write_html(path, include_plotlyjs=True)
     except OSError as error:
         raise _cannot_write("--html", path, error) from error
