@@ -419,18 +419,15 @@ def test_ctrl_c_keeps_what_was_measured(
 
 def test_ctrl_c_in_a_real_run(step_file: Callable[..., str]) -> None:
     argv = ["decode", "--tables", step_file(), "--budget", "60", "--dtype", "float32", "--json"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "apclab", *argv],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert process.stderr is not None
-    assert process.stderr.readline().startswith("measuring")
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    command = [sys.executable, "-m", "apclab", *argv]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, env=env, **pipes) as process:  # type: ignore[call-overload]
+        first = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert first.startswith("measuring"), first + err
+    assert process.returncode == 130, err
     assert "Traceback" not in err
     for line in out.splitlines():
         results.validate(json.loads(line))
@@ -468,22 +465,14 @@ def test_lab_really_starts(tmp_path: Path) -> None:
         "JUPYTER_CONFIG_DIR": str(tmp_path),
     }
     env = {key: value for key, value in env.items() if key not in ("DISPLAY", "WAYLAND_DISPLAY")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "apclab", "lab", "--port", "0", "--no-browser"],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=env,
-    )
-    assert process.stderr is not None
-    try:
-        for line in process.stderr:
-            if "/lab/tree/04_decode_lab.ipynb?token=" in line:
-                break
-        else:
-            pytest.fail("the server ended without printing its URL")
-    finally:
+    command = [sys.executable, "-m", "apclab", "lab", "--port", "0", "--no-browser"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        said = any("/lab/tree/04_decode_lab.ipynb?token=" in line for line in lines)
         process.terminate()
         process.communicate(timeout=60)
+    assert said
 
 
 def test_copies_keep_folders_and_never_overwrite(

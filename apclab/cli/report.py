@@ -52,7 +52,7 @@ def present(
         CommandError: an output cannot be written.
     """
     if not records:
-        stderr().print("nothing was measured")
+        stderr().print("nothing was measured yet")
         return
     if json_lines:
         print_json(records)
@@ -101,7 +101,7 @@ def print_table(records: list[Record]) -> None:
         )
     console.print(table)
     for line in (*context(records[0]), results.finding(records)):
-        console.print(line, markup=False)
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def context(record: Record) -> list[str]:
