@@ -139,6 +139,9 @@ def violations(module: str, source: str, *, is_package: bool = False) -> list[st
     found = []
     for item in imports_of(module, source, is_package=is_package):
         target = room_of(item.target)
+        # the package itself holds nothing but lazy names; kernels do without it all the same
+        if target == "apclab" and room != "apclab_kernels":
+            continue
         if target and target != room and target not in ARROWS.get(room, set()):
             found.append(f"{module}:{item.line}: {room} may not import {target}")
         library = item.target.partition(".")[0]
@@ -204,7 +207,7 @@ def test_a_planted_import_is_found(module: str, source: str, complaint: str) -> 
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("apclab.specs", "from apclab import data_dir"),
+        ("apclab.specs", "import apclab\nfrom apclab import data_dir"),
         ("apclab.blocks.pool", "from .keys import PrefixKeys"),
         ("apclab.cache_sim", "def f():\n    import numba"),
         ("apclab.results", "def f():\n    import pandas as pd"),

@@ -1,6 +1,5 @@
 """`apclab decode`: one decode step measured on this machine, private against shared blocks."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -107,11 +106,10 @@ def decode(
         "layout": layout,
         "order": order,
         "l2": l2,
+        "threads": threads,
         "budget_s": budget,
     }
     check_outputs(save=save, html=html)
-    if threads is not None:
-        limit_threads(threads)
     workload = None
     if tables is None:
         workload = build_workload(preset, asked)
@@ -172,16 +170,3 @@ def shared_table(workload: Workload, block_size: int, step: str) -> BlockTable:
     from apclab.bench import decode_step
 
     return decode_step(workload, block_size=block_size, step=step).shared
-
-
-def limit_threads(threads: int) -> None:
-    """Let the CPU kernels use this many threads.
-
-    Raises:
-        ValueError: fewer than one, or more than this process may run on.
-    """
-    at_hand = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    if not 1 <= threads <= (at_hand or 1):
-        raise ValueError(f"threads must be between 1 and {at_hand}, got {threads}")
-    # numba reads it once, when it is imported, which is later than this
-    os.environ["NUMBA_NUM_THREADS"] = str(threads)

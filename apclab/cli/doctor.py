@@ -1,10 +1,12 @@
 """`apclab doctor`: what this machine has, what is missing and the command that gets it."""
 
 import json
+import platform
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -50,17 +52,21 @@ def doctor(
 
 
 def describe_machine() -> dict[str, Any]:
-    """Python, CPU, threads, caches, memory with a container's limit, and NVIDIA GPUs."""
-    machine: dict[str, Any] = {"python": f"{sys.version.split()[0]} ({sys.executable})"}
+    """Python, system, CPU, threads, caches, memory or a container's limit, and NVIDIA GPUs."""
+    machine: dict[str, Any] = {"python": f"{platform.python_version()} ({sys.executable})"}
+    machine["system"] = platform.platform()
     try:
-        # the clock describes the machine for the records too; without its packages we say less
+        # the clock describes the machine for the records too; its packages may be missing here
         from apclab import clock
 
-        machine |= clock.environment()
-        machine |= {f"device {key}": value for key, value in clock.device("cpu").items()}
-        machine["memory_available_bytes"] = clock.memory_available()
+        cpu, memory = clock.cpu(), clock.memory_available()
     except ImportError as error:
-        machine["clock"] = f"cannot look closer: {error}"
+        machine["cpu"] = f"cannot look closer: {error}"
+    else:
+        machine |= {"cpu": cpu["name"], "threads": cpu["cores"]}
+        machine |= {"l2_bytes": cpu["l2_bytes"], "llc_bytes": cpu["llc_bytes"]}
+        machine["llc_known"] = cpu["llc_known"]
+        machine |= {"memory_bytes": memory, "memory_limit": clock.memory_words()}
     machine["gpu"] = find_gpus()
     return machine
 
@@ -140,8 +146,8 @@ def _print(machine: dict[str, Any], checks: list[Check]) -> None:
     console = stdout()
     facts = Table(box=None, show_header=False, pad_edge=False)
     facts.add_row("apclab", __version__)
-    for key, value in machine.items():
-        facts.add_row(key, _words(key, value))
+    for name, value in _facts(machine):
+        facts.add_row(name, value)
     console.print(facts)
     console.print()
     table = Table("package", "version", "needed", "", box=None, pad_edge=False)
@@ -155,9 +161,13 @@ def _print(machine: dict[str, Any], checks: list[Check]) -> None:
             )
 
 
-def _words(key: str, value: Any) -> str:
-    if key == "gpu":
-        return "; ".join(value) or "no NVIDIA GPU"
-    if key.endswith("_bytes") and isinstance(value, int):
-        return f"{value / 2**20:,.0f} MiB"
-    return str(value)
+def _facts(machine: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for name in ("python", "system", "cpu"):
+        yield name, machine[name]
+    if "threads" in machine:
+        yield "threads", str(machine["threads"])
+        guess = "" if machine["llc_known"] else " (assumed: the system does not tell)"
+        mebi = {key: f"{machine[key] / 2**20:,.0f} MiB" for key in machine if "_bytes" in key}
+        yield "caches", f"L2 {mebi['l2_bytes']} a core, last level {mebi['llc_bytes']}{guess}"
+        yield "memory", f"{mebi['memory_bytes']} {machine['memory_limit']}"
+    yield "gpu", "; ".join(machine["gpu"]) or "no NVIDIA GPU"
