@@ -1,0 +1,82 @@
+"""Every notebook runs from top to bottom, stores the numbers that it should, and is clean."""
+
+import ast
+import json
+import math
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nbclient import NotebookClient
+
+from tests import notebooks
+
+ALL = sorted(notebooks.FOLDER.glob("*.ipynb"))
+ROOT = notebooks.FOLDER.parent
+# small enough to be quick; overridden only where a notebook has them
+SMALL = {"budget_s": 0.05, "batch": 12}
+
+
+def decode_lab(numbers: dict[str, Any]) -> None:
+    assert numbers["points"] == 9
+    # 12 requests, 310 tokens each: 18 full blocks shared by all, 2 of their own
+    assert numbers["readers_mean"] == pytest.approx(12 * 20 / (18 + 12 * 2))
+    assert numbers["realised_hit"] == 1.0
+    # llama-13b in bfloat16 has 20,480 bytes a token in a layer; one copy of 18 blocks stays
+    assert numbers["saved_bytes"] == 11 * 18 * 16 * 20_480
+    assert numbers["own_readers"] == 1.0
+    assert len(numbers["p50_us"]) == 18
+    assert all(0 < time < math.inf for time in numbers["p50_us"])
+
+
+CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {"04_decode_lab": decode_lab}
+
+
+def test_there_are_notebooks() -> None:
+    assert CHECKS.keys() <= {path.stem for path in ALL}
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+# a kernel that just started may warn about its own shutdown
+@pytest.mark.filterwarnings("default::DeprecationWarning", "default::ResourceWarning")
+def test_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(ROOT / "kernels"))))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    notebook = notebooks.read(path)
+    notebooks.override(notebook, **SMALL)
+    client = NotebookClient(
+        notebook,
+        timeout=300,
+        kernel_name="python3",
+        store_widget_state=False,
+        resources={"metadata": {"path": str(tmp_path)}},
+    )
+    client.execute()  # an error in a cell raises
+    if check := CHECKS.get(path.stem):
+        (output,) = notebooks.tagged(notebook, "numbers").outputs
+        check(ast.literal_eval(output.data["text/plain"]))
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+def test_is_clean(path: Path) -> None:
+    assert path.stat().st_size < 1_000_000
+    notebook = notebooks.read(path)
+    assert "widgets" not in notebook.metadata
+    assert "budget_s" in notebooks.tagged(notebook, "parameters").source
+    text = json.dumps(notebook)
+    assert not re.search(r"[\"' (](/home/|/root/|/tmp/|/Users/|[A-Z]:\\\\)", text)
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            assert output.output_type != "error"
+            assert output.get("name") != "stderr"
+
+
+def test_parameters_are_overridden() -> None:
+    notebook = notebooks.read(notebooks.FOLDER / "04_decode_lab.ipynb")
+    notebooks.override(notebook, budget_s=0.25, not_there=1)
+    source = notebooks.tagged(notebook, "parameters").source
+    assert "budget_s = 0.25  #" in source
+    assert "not_there" not in source
