@@ -75,7 +75,9 @@ def _give_save_a_value(argv: list[str]) -> list[str]:
 def _explain(error: BaseException, arguments: list[str]) -> tuple[int, str]:
     """Exit status and one line for an error that reached the top."""
     if hasattr(error, "format_message"):  # an argument that typer refused
-        message = error.format_message().rstrip(".") + _value_of(arguments, error)
+        message = error.format_message().rstrip(".")
+        if (value := _value_of(arguments, error)) and value not in message:
+            message += f", got {value!r}"
         command = getattr(getattr(error, "ctx", None), "command_path", "apclab")
         return 2, f"{message} (see: {command} --help)"
     match error:
@@ -89,7 +91,7 @@ def _explain(error: BaseException, arguments: list[str]) -> tuple[int, str]:
             return 141, ""
         case MemoryError():
             return 3, str(error) or "out of memory"
-        case ModuleNotFoundError():
+        case ModuleNotFoundError() if not (error.name or "apclab").startswith("apclab"):
             return 3, f"{error}; to get it: {sys.executable} -m pip install {error.name}"
         case OSError():
             return (3 if error.errno == errno.ENOSPC else 2), str(error)
@@ -105,5 +107,5 @@ def _value_of(arguments: list[str], error: BaseException) -> str:
         for argument, after in zip(arguments, [*arguments[1:], ""], strict=True):
             name, equals, value = argument.partition("=")
             if name == option:
-                return f", got {value if equals else after!r}"
+                return value if equals else after
     return ""

@@ -62,7 +62,7 @@ def decode(
     ] = None,
     model: Annotated[str, _how("Whose attention shape.")] = "llama-13b",
     dtype: Annotated[str, _how("Of the KV cache: float32, float16, bfloat16.")] = "bfloat16",
-    block_size: Annotated[int, _how("Tokens per block.")] = 16,
+    block_size: Annotated[int, _how("Tokens per block; a --tables file may say it.")] = 16,
     layout: Annotated[str, _how("Of the KV cache: NHD, HND, auto.")] = "auto",
     backend: Annotated[str, _how("cpu, triton, reference, auto.")] = "auto",
     order: Annotated[str, _how("Loop or program order: request, head, auto.")] = "auto",
@@ -115,7 +115,7 @@ def decode(
         workload = build_workload(preset, asked)
         records, stopped = measure(workload, model, how | {"block_size": block_size, "step": step})
     else:
-        if given := [*(["preset"] if preset else []), *asked]:
+        if given := [*(["preset"] if preset else []), *asked, *(["step"] if step != "mid" else [])]:
             raise CommandError(2, f"--tables brings its own requests; leave out {', '.join(given)}")
         table, shape = read_tables(tables, block_size=block_size)
         records, stopped = measure(table, shape or model, how)
