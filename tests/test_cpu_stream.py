@@ -11,8 +11,21 @@ from tests.kernel_cases import DTYPES, Case
 
 def test_stream_counts_whole_lines_of_every_thread() -> None:
     words = np.zeros(100_000, np.float32)
-    read = cpu_stream.stream(words, passes=3)
+    arguments = cpu_stream.bind_stream(words, passes=3)
+    read = cpu_stream.bytes_read(arguments)
     assert 0.95 * words.nbytes * 3 <= read <= words.nbytes * 3
+
+
+def test_stream_reads_every_word() -> None:
+    # one word differs from the rest: an odd number of passes leaves exactly its bits in the xor
+    words = np.zeros(2**14, np.float32)
+    for at in (0, 5000, 2**14 - 1):
+        words[at] = 1.5
+        arguments = cpu_stream.bind_stream(words, passes=3)
+        cpu_stream.stream(arguments)
+        seen = np.bitwise_xor.reduce(arguments[-1].view(np.uint32))
+        assert seen == np.float32(1.5).view(np.uint32)
+        words[at] = 0
 
 
 def checksum(arrays: dict[str, Any], layout: Any, order: Any) -> int:

@@ -5,12 +5,13 @@ its heads after the other, `order="head"` a few heads at a time through all requ
 code is the same, as it is for two orders of thread blocks on a GPU.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numba
 import numpy as np
 from numba import njit, prange
 
+from apclab_kernels.cpu_cache import drop_stale
 from apclab_kernels.cpu_tile import (
     FASTMATH,
     LINE,
@@ -26,9 +27,7 @@ from apclab_kernels.cpu_tile import (
 from apclab_kernels.cpu_vector import CHUNK, bits, narrow, widen
 from apclab_kernels.reference import Elements, Int32
 
-Order = Literal["request", "head"]
-Layout = Literal["NHD", "HND"]
-
+START = np.int64(0)  # typed, so that numba compiles the callees once
 LOG2_E = float(np.log2(np.e))
 # keys and values of one sequence that a head-ordered task keeps in hand: half of a 2 MiB L2
 HEAD_RUN_BYTES = 2**20
@@ -49,7 +48,7 @@ def _attend(k, v, rows, n, head_stride, heads, group, size, ahead, longest, q, s
     for t in range(full, n):
         for h in range(lo, hi):
             for g in range((h - lo) * group, (h - lo + 1) * group):
-                s[g * longest + t] = dot(q, g * size, k, rows[t] + h * head_stride, 0, size)
+                s[g * longest + t] = dot(q, g * size, k, rows[t] + h * head_stride, START, size)
     for g in range((hi - lo) * group):
         lse[g] = softmax(s[g * longest : g * longest + n])
     acc[:] = np.float32(0.0)
@@ -63,7 +62,7 @@ def _attend(k, v, rows, n, head_stride, heads, group, size, ahead, longest, q, s
     for t in range(full, n):
         for h in range(lo, hi):
             for g in range((h - lo) * group, (h - lo + 1) * group):
-                weigh(s[g * longest + t], v, rows[t] + h * head_stride, 0, size, acc, g * size)
+                weigh(s[g * longest + t], v, rows[t] + h * head_stride, START, size, acc, g * size)
 
 
 @njit(cache=True)
@@ -138,7 +137,7 @@ class Tasks(NamedTuple):
 
 
 def cut(
-    order: Order, batch: int, num_kv_heads: int, longest: int, row_bytes: int, threads: int
+    order: str, batch: int, num_kv_heads: int, longest: int, row_bytes: int, threads: int
 ) -> Tasks:
     """Choose the tasks of a launch from its shape.
 
@@ -167,7 +166,7 @@ def cut(
     return Tasks(-(-batch // request_tasks), heads, True)
 
 
-def strides_of(cache: Elements, layout: Layout) -> tuple[int, int, int]:
+def strides_of(cache: Elements, layout: str) -> tuple[int, int, int]:
     """Elements from block to block, token to token and head to head of a contiguous cache."""
     _, n, m, size = cache.shape
     return (n * m * size, m * size, size) if layout == "NHD" else (n * m * size, size, m * size)
@@ -183,8 +182,8 @@ def bind(
     lse: Elements,
     *,
     scale: float,
-    layout: Layout = "NHD",
-    order: Order = "request",
+    layout: str = "NHD",
+    order: str = "request",
 ) -> tuple[object, ...]:
     """Arguments for `run`: everything that need not be done again at each call.
 
@@ -215,3 +214,6 @@ def bind(
 def run(arguments: tuple[object, ...]) -> None:
     """Launch the kernel once: fills the `out` and `lse` that were bound."""
     _decode(*arguments)
+
+
+drop_stale(_decode)

@@ -11,9 +11,8 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
+from apclab_kernels.cpu_cache import drop_stale
 from apclab_kernels.cpu_decode import (
-    Layout,
-    Order,
     cut,
     number_of_tasks,
     row_starts,
@@ -41,21 +40,27 @@ def _stream(words, passes, parts, seen):
         store(seen, part * WIDTH, xor(xor(s0, s1), xor(s2, s3)))
 
 
-def stream(words: Float32, passes: int = 1) -> int:
-    """Read a footprint some times over, each thread its own part of it.
+def bind_stream(words: Float32, passes: int = 1) -> tuple[Any, ...]:
+    """Arguments for `stream`: read a footprint some times over, each thread its own part of it.
 
     Args:
         words: float32 [n], the footprint; any bit patterns will do.
         passes: how often each thread reads its part.
-
-    Returns:
-        Bytes read in all.
     """
     parts = numba.get_num_threads()
-    seen = np.empty(parts * WIDTH, np.float32)
-    _stream(words, passes, parts, seen)
-    share = words.size // parts // (TILE * WIDTH) * (TILE * WIDTH)
-    return share * parts * passes * words.itemsize
+    return words, passes, parts, np.empty(parts * WIDTH, np.float32)
+
+
+def bytes_read(arguments: tuple[Any, ...]) -> int:
+    """Bytes that one `stream` call loads."""
+    words, passes, parts, _ = arguments
+    line = TILE * WIDTH
+    return int(words.size) // parts // line * line * parts * passes * int(words.itemsize)
+
+
+def stream(arguments: tuple[Any, ...]) -> None:
+    """Read the footprint, and compute nothing."""
+    _stream(*arguments)
 
 
 @njit(cache=True, forceinline=True)
@@ -115,8 +120,8 @@ def bind_touch(
     block_tables: Int32,
     seq_lens: Int32,
     *,
-    layout: Layout = "NHD",
-    order: Order = "request",
+    layout: str = "NHD",
+    order: str = "request",
 ) -> tuple[Any, ...]:
     """Arguments for `touch`: the addresses of a decode launch, in its order, cut into its tasks.
 
@@ -146,3 +151,6 @@ def bind_touch(
 def touch(arguments: tuple[Any, ...]) -> None:
     """Load every byte that the decode launch would load, and compute nothing."""
     _touch(*arguments)
+
+
+drop_stale(_touch)

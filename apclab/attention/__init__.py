@@ -1,0 +1,40 @@
+"""The door to the kernels: checks arguments, imports the backend that was named, binds a launch.
+
+It holds no kernel and no clock. A backend that cannot run here is an error that says why.
+"""
+
+from apclab.attention.launch import (
+    BACKENDS,
+    DTYPES,
+    LAYOUTS,
+    ORDERS,
+    Launch,
+    Unavailable,
+    dtype_of,
+    kernel_sha256,
+    require,
+    resolve,
+    set_threads,
+)
+from apclab.attention.plan import paged_attention_decode, plan
+from apclab.attention.probes import Comparison, compare, plan_stream, plan_touch
+
+__all__ = [
+    "BACKENDS",
+    "DTYPES",
+    "LAYOUTS",
+    "ORDERS",
+    "Comparison",
+    "Launch",
+    "Unavailable",
+    "compare",
+    "dtype_of",
+    "kernel_sha256",
+    "paged_attention_decode",
+    "plan",
+    "plan_stream",
+    "plan_touch",
+    "require",
+    "resolve",
+    "set_threads",
+]

@@ -1,0 +1,116 @@
+"""A bound kernel, and which backends can run here."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Int32 = NDArray[np.int32]
+
+BACKENDS = ("reference", "cpu", "triton")
+LAYOUTS = ("NHD", "HND")
+ORDERS = ("request", "head")
+DTYPES = ("float32", "float16", "bfloat16")
+# half the distance from 1 to the next larger number
+ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+# files whose text decides what a backend's kernel does
+_SOURCES = {
+    "reference": ("reference",),
+    "cpu": ("cpu_decode", "cpu_tile", "cpu_vector"),
+}
+
+
+class Unavailable(RuntimeError):  # noqa: N818 - a state of the machine, not a mistake
+    """What was named cannot run on this machine or in this version; the message says what helps."""
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """A bound kernel: calling it runs the kernel once and returns nothing."""
+
+    act: Callable[[], None]
+    backend: str
+    layout: str = "NHD"
+    order: str = "request"
+    out: Array = field(default_factory=lambda: np.empty(0))  # [batch, num_heads, head_size]
+    lse: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+
+    def __call__(self) -> None:
+        """Run the kernel once, into `out` and `lse`."""
+        self.act()
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The NumPy dtype of "float32", "float16" or "bfloat16" (which comes from ml_dtypes).
+
+    Raises:
+        ValueError: another name.
+    """
+    if name not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {name!r}")
+    if name == "bfloat16":
+        import ml_dtypes
+
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+    return np.dtype(name)
+
+
+def require(backend: str, *, cascade: bool = False) -> None:
+    """Raise if a backend cannot run here.
+
+    Raises:
+        Unavailable: with the reason and what would help.
+    """
+    if cascade:
+        raise Unavailable(
+            "the cascade kernel does not exist yet in this version; "
+            "leave it out: the cases private and shared do"
+        )
+    if backend == "triton":
+        raise Unavailable(
+            "the triton backend does not exist yet in this version; use --backend cpu, "
+            "which measures the same effect on the CPU's caches"
+        )
+    if backend == "cpu" and find_spec("numba") is None:
+        raise Unavailable("the cpu backend needs numba; install it with: pip install numba")
+
+
+def resolve(backend: str) -> str:
+    """What "auto" means on this machine; a named backend stays as it is."""
+    # triton takes over where CUDA is at hand as soon as that backend exists
+    return "cpu" if backend == "auto" else backend
+
+
+def kernel_sha256(backend: str) -> str:
+    """Digest of the kernel's source, so that a record says which code ran."""
+    import apclab_kernels
+
+    folder = Path(next(iter(apclab_kernels.__path__)))
+    text = b"".join((folder / f"{name}.py").read_bytes() for name in _SOURCES[backend])
+    return hashlib.sha256(text).hexdigest()
+
+
+def set_threads(threads: int | None) -> int:
+    """Set how many threads the CPU kernels of this Python thread use; None leaves it.
+
+    Returns:
+        Threads in use.
+
+    Raises:
+        ValueError: not between 1 and what the machine offers.
+    """
+    import numba
+
+    most = numba.config.NUMBA_NUM_THREADS
+    if threads is not None:
+        if not 1 <= threads <= most:
+            raise ValueError(f"threads must be between 1 and {most}, got {threads}")
+        numba.set_num_threads(threads)
+    return int(numba.get_num_threads())

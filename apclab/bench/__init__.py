@@ -1,0 +1,21 @@
+"""Measured comparisons: real pool -> block tables -> checked launches -> timed -> records.
+
+No kernel and no clock lives here, no formula of a model.
+"""
+
+from apclab.bench.compare import WrongResult, compare_decode, compare_tables, measure_touch
+from apclab.bench.memory import OutOfMemory
+from apclab.bench.probes import measure_ladder
+from apclab.bench.step import Step, decode_step, tables_step
+
+__all__ = [
+    "OutOfMemory",
+    "Step",
+    "WrongResult",
+    "compare_decode",
+    "compare_tables",
+    "decode_step",
+    "measure_ladder",
+    "measure_touch",
+    "tables_step",
+]

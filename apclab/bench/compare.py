@@ -1,0 +1,275 @@
+"""One decode step measured in every case: made by the pool, checked in float64, then timed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apclab.attention import (
+    Comparison,
+    Launch,
+    compare,
+    dtype_of,
+    plan,
+    plan_stream,
+    plan_touch,
+    set_threads,
+)
+from apclab.bench.how import How
+from apclab.bench.memory import Plan, key_value_pool, plan_memory, scratch_buffer
+from apclab.bench.probes import measure_ladder
+from apclab.bench.record import make_records
+from apclab.bench.step import Step, decode_step, tables_step
+from apclab.blocks import BlockTable
+from apclab.clock import Cancelled, interleave
+from apclab.results import Record
+from apclab.specs import ModelShape
+from apclab.specs import model as model_named
+from apclab.workload import Workload
+
+Array = NDArray[Any]
+
+
+class WrongResult(RuntimeError):  # noqa: N818 - says what happened
+    """A kernel's output is outside its error bound: no speed is reported."""
+
+
+def compare_decode(
+    workload: Workload,
+    model: str | ModelShape = "llama-13b",
+    *,
+    cases: tuple[str, ...] = ("private", "shared"),
+    backend: str = "auto",
+    dtype: str = "bfloat16",
+    block_size: int = 16,
+    layout: str = "auto",
+    order: str = "auto",
+    l2: str = "cold",
+    step: str = "mid",
+    budget_s: float = 1.0,
+    memory_limit: int | None = None,
+    threads: int | None = None,
+    pairs: int | None = 64,
+    cancelled: Callable[[], bool] | None = None,
+    progress: Callable[[float, str], None] | None = None,
+) -> list[Record]:
+    """Measure one decode step of a workload with private and with shared blocks.
+
+    Both cases run the same machine code on the same pool, interleaved; only the values in the
+    block tables differ. Every case is compared with the float64 reference before it is timed.
+
+    Args:
+        workload: the requests.
+        model: a name of `data/models.csv`, or a shape.
+        cases: some of "private", "shared", "cascade".
+        backend: "cpu", "triton", "reference", or "auto": the fastest that runs here.
+        dtype: of the KV cache and the query: "float32", "float16", "bfloat16".
+        block_size: tokens per block.
+        layout: "NHD", "HND" or "auto".
+        order: "request", "head" or "auto".
+        l2: "cold": a call finds nothing of its own in the caches; "warm": all that fits.
+        step: which decode step, "first", "mid" or "last".
+        budget_s: seconds of timing; at least five rounds are measured in any case.
+        memory_limit: bytes that the KV pools may take; None means 2 GiB, or one layer if larger.
+        threads: of the CPU kernel; None means all.
+        pairs: (request, head) pairs compared with the reference; None means all.
+        cancelled: asked several times a second; true stops.
+        progress: told the part done, 0 to 1, and what is going on.
+
+    Returns:
+        One record a case, in the order of `cases`.
+
+    Raises:
+        Cancelled: `cancelled` said so.
+        OutOfMemory: it does not fit; the message holds the arithmetic.
+        TypeError, ValueError: an argument is wrong.
+        Unavailable: this machine or version cannot do it.
+        WrongResult: a kernel is wrong.
+    """
+    how = How(
+        cases, backend, dtype, layout, order, l2, budget_s, memory_limit, threads, pairs,
+        cancelled, progress,
+    ).resolved()  # fmt: skip
+    shape = model_named(model) if isinstance(model, str) else model
+    rough = workload.batch * -(-workload.seq_len(step) // max(1, block_size))
+    check_room(rough, shape, how, block_size, f"{workload.batch} requests")
+    return _measure(decode_step(workload, block_size=block_size, step=step), shape, how)
+
+
+def compare_tables(
+    tables: BlockTable, model: str | ModelShape = "llama-13b", **how: Any
+) -> list[Record]:
+    """Measure the decode step of real block tables: as they are, and de-shared.
+
+    Args:
+        tables: block tables and lengths of one step.
+        model: a name of `data/models.csv`, or a shape.
+        how: the other keywords of `compare_decode`, but block_size and step.
+
+    Returns:
+        As `compare_decode`, and it raises the same.
+    """
+    shape = model_named(model) if isinstance(model, str) else model
+    return _measure(tables_step(tables), shape, How(**how).resolved())
+
+
+def measure_touch(step: Step, model: ModelShape, **how: Any) -> dict[str, dict[str, list[float]]]:
+    """Time a step's kernel beside a pass that only loads the same addresses in the same order.
+
+    Args:
+        step: from `decode_step`.
+        model: the shape.
+        how: as in `compare_tables`.
+
+    Returns:
+        Case -> {"decode": seconds, "touch": seconds, "stream_bytes_per_s": rates of a plain read}.
+    """
+    done = How(**how).resolved()
+    bound = _bind(step, model, done)
+    read, size = plan_stream(scratch_buffer(2**29, done.cancelled), 1)
+    calls: dict[str, list[Callable[[], None]]] = {"stream": [read]}
+    for case in bound.launches:
+        calls[f"decode {case}"] = list(bound.launches[case])
+        calls[f"touch {case}"] = list(bound.touches(case))
+    samples = interleave(
+        calls, budget_s=done.budget_s, between=bound.between, cancelled=done.cancelled
+    )
+    rates = [size / seconds for seconds in samples["stream"]]
+    return {
+        case: {
+            "decode": samples[f"decode {case}"],
+            "touch": samples[f"touch {case}"],
+            "stream_bytes_per_s": rates,
+        }
+        for case in bound.launches
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """A step bound to memory: one launch a case and layer, and what goes between timed calls."""
+
+    step: Step
+    model: ModelShape
+    how: How
+    threads: int
+    memory: Plan
+    tables: dict[str, BlockTable]
+    query: Array
+    keys: Array  # [layers, num_blocks, ...] in the layout
+    values: Array
+    launches: dict[str, list[Launch]]
+
+    @property
+    def between(self) -> Callable[[Callable[[], None]], None] | None:
+        """Untimed before each timed call: empties the caches, or warms them with its data."""
+        if self.memory.l2 == "warm":
+            return lambda launch: launch()
+        if not self.memory.scratch_bytes:
+            return None
+        scratch, _ = plan_stream(scratch_buffer(self.memory.scratch_bytes), 1)
+        return lambda _launch: scratch()
+
+    def check(self, case: str) -> Comparison:
+        """Run a case's first launch and hold it against the reference.
+
+        Raises:
+            WrongResult: an element is outside its bound.
+        """
+        launch, table = self.launches[case][0], self.tables[case]
+        launch.out.fill(np.nan)
+        launch()
+        found = compare(
+            launch, self.query, self.keys[0], self.values[0], table.block_tables, table.seq_lens,
+            pairs=self.how.pairs, seed=0,
+        )  # fmt: skip
+        if not found.ok:
+            raise WrongResult(
+                f"{self.how.backend} kernel, case {case}: an output element is "
+                f"{found.max_error:.3g} from float64, its bound is {found.error_bound:.3g} "
+                f"({found.checked}); please report this with the output of `apclab doctor`"
+            )
+        return found
+
+    def touches(self, case: str) -> list[Launch]:
+        """Launches that only load what the case's launches would."""
+        table = self.tables[case]
+        return [
+            plan_touch(
+                keys, values, table.block_tables, table.seq_lens,
+                layout=self.how.layout, order=self.how.order,
+            )
+            for keys, values in zip(self.keys, self.values, strict=True)
+        ]  # fmt: skip
+
+
+def check_room(num_blocks: int, model: ModelShape, how: How, block_size: int, asked: str) -> None:
+    """Refuse what cannot fit before even the requests are made; see `plan_memory`."""
+    block_bytes = model.token_bytes(how.dtype) * block_size
+    plan_memory(
+        num_blocks=num_blocks + 1, block_bytes=block_bytes, distinct_bytes=num_blocks * block_bytes,
+        other_bytes=0, l2=how.l2, limit=how.memory_limit, asked=asked,
+    )  # fmt: skip
+
+
+def _bind(step: Step, model: ModelShape, how: How) -> Bound:
+    threads = set_threads(how.threads)
+    sharing, batch = step.shared.sharing(), len(step.shared.seq_lens)
+    num_blocks = sharing.table_entries + 1  # room for every entry's own block, and the null block
+    token_bytes = model.token_bytes(how.dtype)
+    query_bytes = batch * model.num_heads * model.head_size * 4
+    memory = plan_memory(
+        num_blocks=num_blocks, block_bytes=token_bytes * step.block_size,
+        distinct_bytes=sharing.distinct_bytes(token_bytes), other_bytes=4 * query_bytes,
+        l2=how.l2, limit=how.memory_limit,
+        asked=f"{batch} requests of {step.seq_len:.0f} tokens",
+    )  # fmt: skip
+    how.tell(0.0, "filling the KV pool")
+    shape = [memory.layers, num_blocks, step.block_size, model.num_kv_heads, model.head_size]
+    if how.layout == "HND":
+        shape[2], shape[3] = shape[3], shape[2]
+    keys, values = (
+        flat.reshape(shape)
+        for flat in key_value_pool(int(np.prod(shape)), how.dtype, how.cancelled)
+    )
+    seed = step.workload.seed if step.workload else 0
+    by_case = {"private": step.private, "shared": step.shared}
+    # a case's placement is its own, so that none profits from neat addresses
+    tables = {case: by_case[case].permuted(seed, num_blocks) for case in how.cases}
+    query = np.random.default_rng(seed).standard_normal(
+        (batch, model.num_heads, model.head_size), np.float32
+    ).astype(dtype_of(how.dtype))  # fmt: skip
+    launches = {
+        case: [
+            plan(
+                query, k, v, table.block_tables, table.seq_lens,
+                layout=how.layout, backend=how.backend, order=how.order,
+            )
+            for k, v in zip(keys, values, strict=True)
+        ]
+        for case, table in tables.items()
+    }  # fmt: skip
+    return Bound(step, model, how, threads, memory, tables, query, keys, values, launches)
+
+
+def _measure(step: Step, model: ModelShape, how: How) -> list[Record]:
+    def stopped() -> None:
+        if how.cancelled is not None and how.cancelled():
+            raise Cancelled("stopped before timing")
+
+    how.tell(0.0, "reading the machine's caches and memory")
+    ladder = measure_ladder(threads=how.threads, cancelled=how.cancelled)
+    bound = _bind(step, model, how)
+    checks = {}
+    for case in how.cases:
+        stopped()
+        how.tell(0.0, f"checking {case} against float64")
+        checks[case] = bound.check(case)
+    how.tell(0.05, "timing")
+    samples = interleave(
+        bound.launches, budget_s=how.budget_s, between=bound.between, cancelled=how.cancelled,
+        progress=lambda part: how.tell(0.05 + 0.95 * part, "timing"),
+    )  # fmt: skip
+    return make_records(bound, ladder, checks, samples)

@@ -1,0 +1,70 @@
+"""How a comparison is measured: every knob, checked, with "auto" resolved."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from apclab.attention import BACKENDS, LAYOUTS, ORDERS, require, resolve
+from apclab.specs import DTYPE_BYTES
+
+CASES = ("private", "shared", "cascade")
+# Chosen by measurement on this kernel: a few heads at a time keep a shared prefix in the L2, and a
+# block of one head is one run of memory in HND. Requests on the outside read unshared blocks
+# faster in NHD (CHANGELOG, 0.1.0, has the figures).
+_AUTO = {"layout": "HND", "order": "head"}
+
+
+@dataclass(frozen=True)
+class How:
+    """Settings of a measurement; the fields are described in `compare_decode`."""
+
+    cases: tuple[str, ...] = ("private", "shared")
+    backend: str = "auto"
+    dtype: str = "bfloat16"
+    layout: str = "auto"
+    order: str = "auto"
+    l2: str = "cold"
+    budget_s: float = 1.0
+    memory_limit: int | None = None
+    threads: int | None = None
+    pairs: int | None = 64
+    cancelled: Callable[[], bool] | None = None
+    progress: Callable[[float, str], None] | None = None
+
+    def resolved(self) -> "How":
+        """The same with nothing left at "auto".
+
+        Raises:
+            ValueError: a name is unknown, or a number out of range.
+            Unavailable: the backend cannot run here, or a case does not exist yet.
+        """
+        known = {
+            "backend": ("auto", *BACKENDS),
+            "dtype": tuple(DTYPE_BYTES),
+            "layout": ("auto", *LAYOUTS),
+            "order": ("auto", *ORDERS),
+            "l2": ("cold", "warm"),
+        }
+        for name, names in known.items():
+            if getattr(self, name) not in names:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(names)}, got {getattr(self, name)!r}"
+                )
+        cases = tuple(dict.fromkeys(self.cases))
+        if not cases or not set(cases) <= set(CASES):
+            raise ValueError(f"cases must be some of {', '.join(CASES)}, got {list(self.cases)}")
+        if not self.budget_s >= 0 or self.budget_s == float("inf"):
+            raise ValueError(f"budget_s must be a number of seconds >= 0, got {self.budget_s}")
+        if self.memory_limit is not None and self.memory_limit < 1:
+            raise ValueError(f"memory_limit must be at least 1 byte, got {self.memory_limit}")
+        backend = resolve(self.backend)
+        require(backend, cascade="cascade" in cases)
+        auto: dict[str, Any] = {
+            name: value for name, value in _AUTO.items() if getattr(self, name) == "auto"
+        }
+        return replace(self, cases=cases, backend=backend, **auto)
+
+    def tell(self, part: float, what: str) -> None:
+        """Report progress, 0 to 1, with a word on what is going on."""
+        if self.progress is not None:
+            self.progress(part, what)

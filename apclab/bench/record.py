@@ -1,0 +1,103 @@
+"""The records of a comparison: everything a stranger needs to judge it."""
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import apclab
+from apclab.attention import Comparison, kernel_sha256
+from apclab.clock import commit, cpu, environment
+from apclab.results import SCHEMA, Record
+
+if TYPE_CHECKING:
+    from apclab.bench.compare import Bound
+
+
+def make_records(
+    bound: "Bound",
+    ladder: list[dict[str, Any]],
+    checks: dict[str, Comparison],
+    samples: dict[str, list[float]],
+) -> list[Record]:
+    """One record a case, in the order of `samples` as asked for."""
+    head, dirty = commit()
+    machine = cpu()
+    common: Record = {
+        "schema": SCHEMA,
+        "apclab": apclab.__version__,
+        "commit": head,
+        "dirty": dirty,
+        "kernel_sha256": kernel_sha256(bound.how.backend),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": {
+            "name": machine["name"],
+            "kind": "cpu",
+            "llc_bytes": machine["llc_bytes"] if machine["llc_known"] else None,
+            "dram_gb_per_s": next(r["gb_per_s"] for r in ladder if r["level"] == "DRAM"),
+            "dram_basis": "measured",
+            "ladder": ladder,
+        },
+        "environment": environment(),
+        "workload": _workload(bound),
+        "model": _model(bound),
+        "backend": bound.how.backend,
+        "order": bound.how.order,
+        "l2": bound.memory.l2,
+        "step": bound.step.step,
+        "seq_len": int(bound.step.seq_len)
+        if bound.step.seq_len.is_integer()
+        else bound.step.seq_len,
+        "layers": bound.memory.layers,
+        "pool_bytes": bound.memory.pool_bytes,
+        "threads": bound.threads,
+        "notes": list(bound.memory.notes),
+    }
+    return [common | _case(bound, case, checks[case], samples[case]) for case in bound.how.cases]
+
+
+def _case(bound: "Bound", case: str, check: Comparison, seconds: list[float]) -> Record:
+    times = np.array(seconds) * 1e6
+    p20, p50, p80 = (float(p) for p in np.percentile(times, [20, 50, 80]))
+    sharing = bound.tables[case].sharing()
+    token_bytes = bound.model.token_bytes(bound.how.dtype)
+    logical = sharing.logical_bytes(token_bytes)
+    seed = bound.step.workload.seed if bound.step.workload else 0
+    return {
+        "case": case,
+        "placement": {"kind": "permuted", "seed": seed, "num_blocks": bound.keys.shape[1]},
+        "samples_us": times.tolist(),
+        "p20_us": p20,
+        "p50_us": p50,
+        "p80_us": p80,
+        "logical_bytes": logical,
+        "distinct_bytes": sharing.distinct_bytes(token_bytes),
+        "gb_per_s": logical / p50 / 1e3,
+        "max_error": check.max_error,
+        "error_bound": check.error_bound,
+        "checked": check.checked,
+    }
+
+
+def _workload(bound: "Bound") -> dict[str, Any]:
+    asked = bound.step.workload
+    names = ("input_len", "output_len", "cache_hit", "prefix_groups", "primed", "seed")
+    return {
+        "batch": len(bound.step.shared.seq_lens),
+        **{name: getattr(asked, name, None) for name in names},
+        "realised_hit": bound.step.realised_hit,
+        "readers_mean": bound.step.readers_mean,
+    }
+
+
+def _model(bound: "Bound") -> dict[str, Any]:
+    shape = bound.model
+    return {
+        "name": shape.name,
+        "num_heads": shape.num_heads,
+        "num_kv_heads": shape.num_kv_heads,
+        "head_size": shape.head_size,
+        "dtype": bound.how.dtype,
+        "block_size": bound.step.block_size,
+        "layout": bound.how.layout,
+    }

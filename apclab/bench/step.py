@@ -1,0 +1,93 @@
+"""One decode step of a workload: a real pool makes its block tables. Nothing is measured here."""
+
+from dataclasses import dataclass
+
+from apclab.blocks import BlockPool, BlockTable
+from apclab.workload import Workload
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The block tables of one decode step, shared as the pool made them and de-shared.
+
+    Attributes:
+        workload: what was asked; None for tables of others.
+        block_size: tokens per block.
+        step: "first", "mid" or "last"; None for tables of others.
+        shared: tables with the prefix's blocks physically shared.
+        private: the same step, each table entry its own block.
+        realised_hit: prompt tokens found in the pool / prompt tokens asked; None without workload.
+        readers_mean: table entries / distinct blocks of `shared`.
+        hit_blocks: full prompt blocks found in the pool, mean of the requests.
+        prompt_blocks: full blocks of a prompt.
+    """
+
+    workload: Workload | None
+    block_size: int
+    step: str | None
+    shared: BlockTable
+    private: BlockTable
+    realised_hit: float | None
+    readers_mean: float
+    hit_blocks: float = 0.0
+    prompt_blocks: int = 0
+
+    @property
+    def seq_len(self) -> float:
+        """Tokens that a request attends to, mean of the requests."""
+        return float(self.shared.seq_lens.mean())
+
+
+def decode_step(workload: Workload, *, block_size: int = 16, step: str = "mid") -> Step:
+    """Run a workload's prompts and its first generated tokens through a pool.
+
+    Args:
+        workload: the requests.
+        block_size: tokens per block.
+        step: "first", "mid" or "last" decode step.
+
+    Raises:
+        ValueError: block_size or step is out of range.
+    """
+    seq_len = workload.seq_len(step)
+    if not isinstance(block_size, int) or block_size < 1:
+        raise ValueError(f"block_size must be an int of at least 1, got {block_size!r}")
+    # room for all requests and primers side by side: nothing is evicted, whatever is shared
+    room = (workload.batch + workload.prefix_groups) * -(-seq_len // block_size)
+    pool = BlockPool(room + 1, block_size=block_size)
+    for group, prefix in enumerate(workload.primers()):
+        pool.allocate_slots(("primer", group), prefix)
+        pool.free(("primer", group))
+    hit_tokens = 0
+    for request, (prompt, answer) in enumerate(
+        zip(workload.prompts(), workload.generated(), strict=True)
+    ):
+        hit = pool.allocate_slots(request, prompt)
+        assert hit is not None, "the pool was sized for everything"
+        hit_tokens += hit.num_tokens
+        pool.append_tokens(request, answer[: seq_len - workload.input_len])
+    shared = pool.block_table()
+    return Step(
+        workload=workload,
+        block_size=block_size,
+        step=step,
+        shared=shared,
+        private=shared.private(),
+        realised_hit=hit_tokens / (workload.batch * workload.input_len),
+        readers_mean=shared.sharing().readers_mean,
+        hit_blocks=hit_tokens / block_size / workload.batch,
+        prompt_blocks=workload.input_len // block_size,
+    )
+
+
+def tables_step(tables: BlockTable) -> Step:
+    """The step of somebody's real block tables; `private` is the same step de-shared."""
+    return Step(
+        workload=None,
+        block_size=tables.block_size,
+        step=None,
+        shared=tables,
+        private=tables.private(),
+        realised_hit=None,
+        readers_mean=tables.sharing().readers_mean,
+    )

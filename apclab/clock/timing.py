@@ -1,0 +1,70 @@
+"""Repeated timing of launches, A B A B, so that a drifting machine drifts for both."""
+
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+
+
+class Cancelled(Exception):  # noqa: N818 - somebody's wish, not an error
+    """The caller asked to stop; what was measured until then is lost unless the caller kept it."""
+
+
+def interleave(
+    cases: Mapping[str, Sequence[Callable[[], None]]],
+    *,
+    budget_s: float,
+    between: Callable[[Callable[[], None]], None] | None = None,
+    min_rounds: int = 5,
+    max_rounds: int = 1000,
+    cancelled: Callable[[], bool] | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> dict[str, list[float]]:
+    """Time each case again and again, one call a case and round, within a budget.
+
+    Every other round goes through the cases backwards, so that no case always follows the same
+    one. Round r takes launch r of a case, cycling: the launches of a case differ in the memory
+    that they read (layers), not in the work.
+
+    Args:
+        cases: name -> launches; a launch takes no argument and returns when it is done.
+        budget_s: seconds after which no new round starts, once min_rounds are done.
+        between: called untimed before each timed call, with the launch that comes next: to empty
+            a cache, or to warm it.
+        min_rounds: rounds in any case.
+        max_rounds: rounds at most.
+        cancelled: asked between calls; true stops.
+        progress: told the part of the work done, 0 to 1.
+
+    Returns:
+        Name -> seconds of each timed call, in order. A first round warms up and is left out.
+
+    Raises:
+        Cancelled: `cancelled` said so.
+        ValueError: no case, or a case without launches.
+    """
+    if not cases or not all(cases.values()):
+        raise ValueError(f"each case needs at least one launch, got {_counts(cases)}")
+    samples: dict[str, list[float]] = {name: [] for name in cases}
+    forwards = list(cases)
+    start = perf_counter()
+    for turn in range(max_rounds + 1):
+        for name in forwards if turn % 2 else forwards[::-1]:
+            if cancelled is not None and cancelled():
+                raise Cancelled("stopped between two timed calls")
+            launch = cases[name][turn % len(cases[name])]
+            if between is not None:
+                between(launch)
+            begin = perf_counter()
+            launch()
+            end = perf_counter()
+            if turn > 0:
+                samples[name].append(end - begin)
+        spent = perf_counter() - start
+        if progress is not None:
+            progress(min(1.0, max(spent / budget_s if budget_s else 1.0, 0.0)))
+        if turn >= min_rounds and spent >= budget_s:
+            break
+    return samples
+
+
+def _counts(cases: Mapping[str, Sequence[Callable[[], None]]]) -> dict[str, int]:
+    return {name: len(launches) for name, launches in cases.items()}

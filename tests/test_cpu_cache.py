@@ -1,0 +1,43 @@
+"""Compiled kernels of older sources never run."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KERNELS = Path(__file__).parent.parent / "kernels"
+PROGRAM = """
+import numpy as np
+from apclab_kernels import cpu_decode
+cache = np.ones((1, 4, 1, 32), np.float32)
+out, lse = np.empty((1, 1, 32), np.float32), np.empty((1, 1), np.float32)
+cpu_decode.run(cpu_decode.bind(
+    np.zeros((1, 1, 32), np.float32), cache, cache, np.zeros((1, 1), np.int32),
+    np.array([4], np.int32), out, lse, scale=1.0))
+print(round(float(lse[0, 0]), 4), sum(cpu_decode._decode.stats.cache_hits.values()))
+"""
+
+
+@pytest.mark.slow
+def test_a_change_in_a_callee_recompiles_its_callers(tmp_path: Path) -> None:
+    shutil.copytree(KERNELS, tmp_path / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+
+    def run() -> list[str]:
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path / "kernels")}
+        environment.pop("NUMBA_CACHE_DIR", None)
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            capture_output=True, text=True, check=True, env=environment,
+        )  # fmt: skip
+        return done.stdout.split()
+
+    assert run() == ["1.3863", "0"]  # ln 4: four equal scores
+    assert run() == ["1.3863", "1"]
+    callee = tmp_path / "kernels" / "apclab_kernels" / "cpu_tile.py"
+    text = callee.read_text()
+    assert "np.log(2.0)" in text
+    callee.write_text(text.replace("np.log(2.0)", "np.log(4.0)"))
+    assert run() == ["2.7726", "0"]
