@@ -137,7 +137,7 @@ RECORD_FIELDS: dict[str, Field] = {
     "workload.output_len": _or_null(_integer("tokens of an answer; null for given tables", 1)),
     "workload.cache_hit": _or_null(_number("asked share of prompt; null for given tables", 0, 1)),
     "workload.realised_hit": _or_null(
-        _number("hit of the pool, share of full prompt blocks; null for given tables", 0, 1)
+        _number("prompt tokens found in the pool / asked; null for given tables", 0, 1)
     ),
     "workload.readers_mean": _number("table entries / distinct blocks of the shared step", 1),
     "workload.prefix_groups": _or_null(_integer("distinct prefixes; null for given tables", 1)),

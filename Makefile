@@ -1,0 +1,65 @@
+# apclab in two commands: `make lab` opens the lab, `make test` runs the tests.
+# Both make .venv on the first call and start in seconds after that; `make clean` removes it.
+
+PYTHON ?= python3
+PORT ?=
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# never plain `torch`: the newest one may not go with the pinned triton
+TORCH := $(shell grep '^torch==' constraints.txt)
+HAS_GPU = $(shell { test -e /dev/nvidia0 || nvidia-smi -L 2>/dev/null | grep -q GPU; } && echo yes)
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help lab test test-all check marks clean
+
+help:
+	@echo "make lab       open JupyterLab on the decode lab (PORT=8888 to choose a port)"
+	@echo "make test      every test but the slow ones, browser tests included"
+	@echo "make test-all  the slow tests too; a browser test that is skipped fails"
+	@echo "make check     ruff (lint and format, notebooks too) and mypy"
+	@echo "make marks     performance marks, one after the other"
+	@echo "make clean     remove .venv, builds and caches"
+
+lab: .venv/.lab $(if $(HAS_GPU),.venv/.torch)
+	@$(BIN)/apclab lab $(if $(PORT),--port $(PORT))
+
+test: .venv/.test .venv/.torch
+	$(PYTEST) -n 2 -m "not slow and not mark"
+
+test-all: .venv/.test .venv/.torch
+	$(PYTEST) -n 2 -m "not mark" -p tests.no_skipped_browser
+
+check: .venv/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+marks: .venv/.test .venv/.torch
+	$(PYTEST) tests/marks -p no:xdist -m mark -s
+
+# the stamps are touched last, so that an interrupted install is done again
+.venv/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "apclab needs Python 3.11 or newer, $(PYTHON) is older; try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/.lab: .venv/.made pyproject.toml constraints.txt
+	@echo "installing apclab into .venv"
+	@$(INSTALL) -e .
+	@touch $@
+
+.venv/.test: .venv/.lab
+	@echo "installing what the tests need into .venv"
+	@$(INSTALL) -e ".[dev]" hatchling
+	@touch $@
+
+.venv/.torch: .venv/.lab
+	@echo "installing $(TORCH) into .venv"
+	@$(INSTALL) $(TORCH)
+	@touch $@
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis artifacts
+	find apclab kernels tests notebooks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,111 @@
+"""The command `apclab`: arguments in; tables, JSON Lines and figures out. No arithmetic, no clock.
+
+Exit status: 0 done, 1 a bug of ours, 2 bad arguments or input, 3 the machine lacks something,
+130 stopped by Ctrl-C.
+"""
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from apclab import __version__
+from apclab.cli import decode, doctor, lab
+from apclab.cli.terminal import CommandError
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app.command()(decode.decode)
+app.command()(lab.lab)
+app.command()(doctor.doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"apclab {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def apclab(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show it.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Why, and by how much, does decode get faster when prefix caching is on? Measure it."""
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit the process."""
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command and return its exit status; a bad input costs one line, no traceback.
+
+    Args:
+        argv: the arguments without the program's name.
+    """
+    # --debug is taken anywhere, also after the command's name
+    arguments = _give_save_a_value([argument for argument in argv if argument != "--debug"])
+    debug = len(arguments) < len(argv)
+    try:
+        status = app(args=arguments or ["--help"], prog_name="apclab", standalone_mode=False)
+    except (Exception, KeyboardInterrupt) as error:
+        if debug:
+            raise
+        status, message = _explain(error, arguments)
+        if message:
+            print(f"apclab: {message}", file=sys.stderr)
+    return status or 0
+
+
+def _give_save_a_value(argv: list[str]) -> list[str]:
+    """Turn `--save` without a path into `--save=`; an option always takes a value."""
+    following = [*argv[1:], "-"]
+    return [
+        "--save=" if argument == "--save" and after.startswith("-") else argument
+        for argument, after in zip(argv, following, strict=False)
+    ]
+
+
+def _explain(error: BaseException, arguments: list[str]) -> tuple[int, str]:
+    """Exit status and one line for an error that reached the top."""
+    if hasattr(error, "format_message"):  # an argument that typer refused
+        message = error.format_message().rstrip(".")
+        if (value := _value_of(arguments, error)) and value not in message:
+            message += f", got {value!r}"
+        command = getattr(getattr(error, "ctx", None), "command_path", "apclab")
+        return 2, f"{message} (see: {command} --help)"
+    match error:
+        case CommandError():
+            return error.status, str(error)
+        case KeyboardInterrupt() | typer.Abort():
+            return 130, "stopped"
+        case BrokenPipeError():
+            # the reader has gone; keep the interpreter from complaining about it at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141, ""
+        case MemoryError():
+            return 3, str(error) or "out of memory"
+        case ModuleNotFoundError() if not (error.name or "apclab").startswith("apclab"):
+            return 3, f"{error}; to get it: {sys.executable} -m pip install {error.name}"
+        case OSError():
+            return (3 if error.errno == errno.ENOSPC else 2), str(error)
+        case ValueError():
+            return 2, str(error)
+    hint = "a bug; --debug shows the traceback, which belongs into a report"
+    return 1, f"{type(error).__name__}: {error} ({hint})"
+
+
+def _value_of(arguments: list[str], error: BaseException) -> str:
+    """What was given to the option that typer refused, which its message leaves out."""
+    for option in getattr(getattr(error, "param", None), "opts", []):
+        for argument, after in zip(arguments, [*arguments[1:], ""], strict=True):
+            name, equals, value = argument.partition("=")
+            if name == option:
+                return value if equals else after
+    return ""

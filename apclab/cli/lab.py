@@ -1,0 +1,104 @@
+"""`apclab lab`: JupyterLab on the notebooks of the checkout, or on copies out of the wheel."""
+
+import os
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from apclab.cli.terminal import CommandError, stdout
+
+FIRST = "04_decode_lab.ipynb"
+COPIES = Path("apclab-notebooks")
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def lab(
+    port: Annotated[int | None, typer.Option(help="Port of the server.", min=0, max=65535)] = None,
+    ip: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    browser: Annotated[bool, typer.Option(help="Open a browser; off without a display.")] = True,
+    copy_only: Annotated[
+        bool, typer.Option("--copy-only", help="Copy the notebooks, start nothing.")
+    ] = False,
+) -> None:
+    """Open JupyterLab on the decode lab."""
+    folder = notebooks()
+    if folder is None:
+        folder = COPIES
+        copy_notebooks(_PACKAGE / "_notebooks", folder)
+    elif copy_only:
+        stdout().print(f"the notebooks of this checkout are in {folder}; nothing to copy")
+    if copy_only:
+        return
+    if find_spec("jupyterlab") is None:
+        install = f"{sys.executable} -m pip install jupyterlab"
+        raise CommandError(3, f"jupyterlab is missing; to get it: {install}")
+    command = server_command(
+        folder / FIRST, port=port, ip=ip, browser=browser and has_display(), root=is_root()
+    )
+    # the server takes the place of this process, so that Ctrl-C and signals are its own
+    sys.stdout.flush()
+    os.execv(command[0], command)
+
+
+def notebooks() -> Path | None:
+    """Folder of the checkout's notebooks, None when apclab was installed from a wheel."""
+    checkout = _PACKAGE.parent
+    folder = checkout / "notebooks"
+    return folder if (checkout / "pyproject.toml").is_file() and folder.is_dir() else None
+
+
+def copy_notebooks(source: Path, target: Path) -> None:
+    """Copy what is missing in `target` and say what was kept; a file that exists is never touched.
+
+    Raises:
+        OSError: `target` cannot be written.
+    """
+    target.mkdir(exist_ok=True)
+    copied, kept = 0, 0
+    for file in sorted(path for path in source.rglob("*") if path.is_file()):
+        copy = target / file.relative_to(source)
+        if copy.exists():
+            kept += 1
+            continue
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
+        copied += 1
+    stdout().print(f"{target}: {copied} files copied, {kept} already there and left as they were")
+
+
+def server_command(
+    notebook: Path, *, port: int | None, ip: str | None, browser: bool, root: bool
+) -> list[str]:
+    """The command that serves JupyterLab with `notebook` open."""
+    command = [sys.executable, "-m", "jupyterlab"]
+    # the folder is the server's root and the notebook its first page, also in the URL it prints
+    command.append(f"--ServerApp.root_dir={notebook.parent.resolve()}")
+    command.append(f"--LabApp.default_url=/lab/tree/{notebook.name}")
+    # our own settings folder turns the news pop-up off without a change to the user's settings
+    if not (Path(sys.prefix) / "share/jupyter/lab/settings/overrides.json").exists():
+        command.append(f"--LabApp.app_settings_dir={_PACKAGE / 'cli' / 'lab_settings'}")
+    if port is not None:
+        command.append(f"--ServerApp.port={port}")
+    if ip is not None:
+        command.append(f"--ServerApp.ip={ip}")
+    if not browser:
+        command.append("--no-browser")
+    if root:
+        command.append("--allow-root")
+    return command
+
+
+def is_root() -> bool:
+    """Whether this is the superuser, whom Jupyter refuses to serve without being told to."""
+    return hasattr(os, "geteuid") and os.geteuid() == 0
+
+
+def has_display() -> bool:
+    """Whether a browser could open a window here."""
+    if not sys.platform.startswith("linux"):
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -1,0 +1,131 @@
+"""The door: what it lets through, what it refuses and in which words."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apclab import attention
+from apclab.attention import Unavailable, paged_attention_decode, plan
+from tests.kernel_cases import DTYPES, Case, assert_exact, truth_of
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Case(seq_lens=(1, 63, 300, 48), shared_blocks=3, num_heads=8, num_kv_heads=2),
+        Case(seq_lens=(63,), layout="HND", head_size=128),
+    ],
+    ids=["NHD-GQA", "HND-MHA"],
+)
+def test_each_backend_matches_float64(shape: Case, dtype: str, backend: Any) -> None:
+    case = Case(**{**vars(shape), "dtype": dtype})
+    arrays = case.arrays()
+    out = np.full_like(arrays["query"], np.nan)
+    got = paged_attention_decode(
+        **arrays, layout=case.layout, backend=backend, order="head", out=out, return_lse=True
+    )
+    assert isinstance(got, tuple)
+    assert got[0] is out
+    assert_exact(*got, truth_of(case, arrays), dtype)
+
+
+def test_nothing_runs_before_the_launch_is_called() -> None:
+    arrays = Case().arrays()
+    out = np.full_like(arrays["query"], np.nan)
+    launch = plan(**arrays, backend="cpu", out=out)
+    assert np.isnan(out).all()
+    launch()
+    assert not np.isnan(out).any()
+
+
+def test_scale_is_used() -> None:
+    arrays = Case(seq_lens=(20,)).arrays()
+    flat = paged_attention_decode(**arrays, backend="cpu", scale=0.0)
+    assert isinstance(flat, np.ndarray)
+    rows = arrays["value_cache"][arrays["block_tables"][0]].reshape(-1, 4, 64)[:20]
+    assert flat[0] == pytest.approx(rows.mean(0), abs=1e-6)
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"layout": "NDH"}, ValueError, "layout must be one of NHD, HND, got 'NDH'"),
+    ({"backend": "gpu"}, ValueError, "backend must be one of reference, cpu, triton, got 'gpu'"),
+    ({"order": "block"}, ValueError, "order must be one of request, head, got 'block'"),
+    ({"query": [[1.0]]}, TypeError, "query must be a NumPy array, got list"),
+    ({"query": np.zeros((5, 4, 64))}, TypeError, "query must be one of float32, .* got float64"),
+    ({"query": np.zeros((5, 64), np.float32)}, ValueError, r"query must be \[batch, num_heads"),
+    ({"query": np.zeros((5, 3, 64), np.float32)}, ValueError, "got 3 and 4"),
+    ({"query": np.zeros((5, 4, 32), np.float32)}, ValueError, "head_size must be .* 32, got 64"),
+    ({"query": np.full((5, 4, 64), np.nan, np.float32)}, ValueError, "finite, got nan at .0, 0, 0"),
+    ({"seq_lens": np.ones(5, np.int64)}, TypeError, "seq_lens must be an int32 array, got int64"),
+    ({"seq_lens": np.ones(4, np.int32)}, ValueError, "batch 5, got .4"),
+    ({"seq_lens": np.full(5, -1, np.int32)}, ValueError, "at least 0, got -1"),
+    ({"seq_lens": np.full(5, 400, np.int32)}, ValueError, "400 does not fit 19 blocks of 16"),
+    ({"block_tables": np.zeros((5, 19), np.uint32)}, TypeError, "int32 array, got uint32"),
+    ({"block_tables": np.full((5, 19), 98, np.int32)}, ValueError, r"\[0, 0\] is 98, .* 0 to 97"),
+    ({"block_tables": np.full((5, 19), -1, np.int32)}, ValueError, r"\[0, 0\] is -1, outside"),
+    ({"out": np.zeros((5, 4, 64), np.float16)}, TypeError, "out must be a float32 array"),
+    ({"out": np.zeros((5, 4, 65), np.float32)}, ValueError, "out must be C-contiguous"),
+    ({"cascade": True}, Unavailable, "cascade kernel does not exist yet"),
+    ({"backend": "triton"}, Unavailable, "triton backend does not exist yet"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "words"), BAD, ids=lambda v: str(v)[:40])
+def test_bad_arguments_say_what_is_wrong(
+    change: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    arrays = Case(seq_lens=(1, 63, 300, 0, 48)).arrays()
+    with pytest.raises(error, match=words):
+        plan(**{"backend": "cpu", **arrays, **change})
+
+
+def test_caches_must_agree_and_be_contiguous() -> None:
+    arrays = Case().arrays()
+    with pytest.raises(ValueError, match="must have one shape"):
+        plan(**{**arrays, "value_cache": arrays["value_cache"][:-1]}, backend="cpu")
+    half = arrays["value_cache"].astype(np.float16)
+    with pytest.raises(TypeError, match="value_cache must have the dtype of query"):
+        plan(**{**arrays, "value_cache": half}, backend="cpu")
+    turned = arrays["key_cache"].swapaxes(1, 2)
+    with pytest.raises(ValueError, match="key_cache must be C-contiguous"):
+        plan(**{**arrays, "key_cache": turned, "value_cache": turned}, backend="cpu")
+
+
+def test_padding_of_a_table_may_hold_anything() -> None:
+    case = Case(seq_lens=(16, 17))
+    arrays = case.arrays()
+    truth = truth_of(case, arrays)
+    arrays["block_tables"][0, 1:] = -7
+    out, lse = paged_attention_decode(**arrays, backend="cpu", return_lse=True)
+    assert_exact(out, np.asarray(lse), truth, "float32")
+
+
+def test_compare_finds_one_wrong_element() -> None:
+    arrays = Case(seq_lens=(300, 63)).arrays()
+    launch = plan(**arrays, backend="cpu")
+    launch()
+    assert attention.compare(launch, **arrays).ok
+    assert attention.compare(launch, **arrays).checked == "all pairs"
+    assert attention.compare(launch, **arrays, pairs=3).checked == "sample of 3 of 8 pairs"
+    launch.out[1, 3, 7] += 1e-3
+    found = attention.compare(launch, **arrays)
+    assert not found.ok
+    assert found.max_error == pytest.approx(1e-3, rel=0.01)
+    launch.out[0, 0, 0] = np.nan
+    assert not attention.compare(launch, **arrays).ok
+
+
+def test_threads_are_checked() -> None:
+    most = attention.set_threads(None)
+    with pytest.raises(ValueError, match="threads must be between 1 and"):
+        attention.set_threads(0)
+    assert attention.set_threads(1) == 1
+    attention.set_threads(most)
+
+
+def test_the_kernel_digest_is_of_its_sources() -> None:
+    assert attention.kernel_sha256("cpu") != attention.kernel_sha256("reference")
+    assert len(attention.kernel_sha256("cpu")) == 64

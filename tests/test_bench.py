@@ -1,0 +1,194 @@
+"""The bench: real pool, checked kernel, honest record, memory added up before it is taken."""
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apclab import attention, bench
+from apclab.bench import compare, memory
+from apclab.blocks import BlockTable
+from apclab.clock import Cancelled
+from apclab.results import finding, validate
+from apclab.specs import ModelShape
+from apclab.workload import ISSUE_4860, OWN_HISTORY, Workload
+
+SMALL = ModelShape("small", num_layers=2, num_heads=4, num_kv_heads=2, head_size=64)
+QUICK: dict[str, Any] = {"budget_s": 0.0, "memory_limit": 2**26}
+
+
+@pytest.fixture(autouse=True)
+def _small_cache(monkeypatch: pytest.MonkeyPatch) -> Any:
+    # a last-level cache of 1 MiB: cold without reading half a gigabyte between calls
+    tiny = {"name": "test", "cores": 2, "l2_bytes": 2**18, "llc_bytes": 2**20, "llc_known": True}
+    for module in (memory, bench.probes, bench.record):
+        monkeypatch.setattr(module, "cpu", lambda: tiny)
+    monkeypatch.setattr(bench.probes, "_ladders", {})
+    yield
+    memory.release()
+
+
+def test_the_issue_in_blocks_and_bytes() -> None:
+    step = bench.decode_step(ISSUE_4860)
+    # 100 x 20 blocks; 18 of them shared by all, 2 of each request's own
+    assert step.shared.sharing().table_entries == 2000
+    assert step.shared.sharing().distinct_blocks == 18 + 200
+    assert step.private.sharing().readers_mean == 1
+    assert step.realised_hit == 288 / 300
+    assert (step.hit_blocks, step.prompt_blocks) == (18, 18)
+    assert step.readers_mean == 2000 / 218
+    assert step.seq_len == 310
+
+
+def test_own_history_hits_and_shares_nothing() -> None:
+    step = bench.decode_step(OWN_HISTORY)
+    assert step.realised_hit == 256 / 300
+    assert step.readers_mean == 1
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_record_a_case_complete_and_consistent(dtype: str, layout: str) -> None:
+    work = Workload(batch=6, input_len=100, output_len=8, cache_hit=0.5, prefix_groups=2, seed=3)
+    records = bench.compare_decode(work, SMALL, dtype=dtype, layout=layout, pairs=None, **QUICK)
+    assert [r["case"] for r in records] == ["private", "shared"]
+    for record in records:
+        validate(record)
+        assert record["checked"] == "all pairs"
+        assert len(record["samples_us"]) >= 5
+        assert record["p50_us"] == pytest.approx(np.median(record["samples_us"]))
+        # 104 tokens x 2 heads x 64 x K and V
+        itemsize = {"float32": 4}.get(dtype, 2)
+        assert record["logical_bytes"] == 6 * 104 * 2 * 64 * 2 * itemsize
+        assert record["workload"]["realised_hit"] == 48 / 100
+        assert record["order"] == "head"
+    private, shared = records
+    assert private["distinct_bytes"] == private["logical_bytes"]
+    # 3 shared blocks in each of 2 groups, read by 3 requests each
+    saved = 2 * 3 * 16 * (3 - 1)
+    assert shared["distinct_bytes"] == shared["logical_bytes"] * (6 * 104 - saved) // (6 * 104)
+    assert shared["workload"]["readers_mean"] == pytest.approx(42 / (42 - 12))
+    assert finding(records)
+
+
+def test_both_cases_run_the_same_pool_and_only_tables_differ() -> None:
+    step = bench.decode_step(Workload(batch=5, input_len=64, output_len=4, cache_hit=0.6))
+    how = bench.how.How(**QUICK).resolved()
+    bound = compare._bind(step, SMALL, how)
+    one, other = (bound.launches[case][0].act.args[0] for case in ("private", "shared"))  # type: ignore[attr-defined]
+    for at, (a, b) in enumerate(zip(one, other, strict=True)):
+        if isinstance(a, np.ndarray):
+            same = a.ctypes.data == b.ctypes.data
+            # block_tables, out and lse are a case's own; lens are equal in value
+            assert same == (at not in (3, 4, 5, 6))
+        else:
+            assert a == b
+    ids = bound.tables["private"].block_tables
+    assert (np.diff(ids[ids > 0]) != 1).any(), "block ids are permuted"
+
+
+def test_private_and_shared_are_checked_against_different_data() -> None:
+    # swapping the tables of one case must be noticed by the check
+    step = bench.decode_step(Workload(batch=5, input_len=64, output_len=4, cache_hit=0.6))
+    bound = compare._bind(step, SMALL, bench.how.How(**QUICK, pairs=None).resolved())
+    bound.check("private")
+    bound.launches["shared"][0] = bound.launches["private"][0]
+    with pytest.raises(bench.WrongResult, match="case shared: an output element is"):
+        bound.check("shared")
+
+
+def test_real_tables_are_measured_and_desharded() -> None:
+    tables = BlockTable(np.array([[5, 9], [5, 7]], np.int32), np.array([20, 32], np.int32), 16)
+    private, shared = bench.compare_tables(tables, SMALL, **QUICK)
+    assert (private["workload"]["batch"], private["workload"]["cache_hit"]) == (2, None)
+    assert private["seq_len"] == 26
+    assert shared["workload"]["readers_mean"] == pytest.approx(4 / 3)
+    assert private["distinct_bytes"] - shared["distinct_bytes"] == 16 * SMALL.token_bytes(
+        "bfloat16"
+    )
+    validate(private)
+    validate(shared)
+
+
+def test_memory_is_refused_with_its_arithmetic() -> None:
+    with pytest.raises(bench.OutOfMemory, match=r"2,001 blocks x 327,680 bytes = 656 MB .*10 MB"):
+        bench.compare_decode(ISSUE_4860, memory_limit=10**7)
+    huge = Workload(batch=30_000, input_len=1_000_000, output_len=2)
+    start = time.perf_counter()
+    with pytest.raises(bench.OutOfMemory, match="GB for K and V of one layer"):
+        bench.compare_decode(huge)
+    assert time.perf_counter() - start < 5, "refused before the requests were made"
+
+
+def test_layers_scratch_or_warm_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(**changes: Any) -> memory.Plan:
+        usual = {
+            "num_blocks": 100, "block_bytes": 1000, "distinct_bytes": 50_000, "other_bytes": 0,
+            "l2": "cold", "limit": None, "asked": "a step",
+        }  # fmt: skip
+        return memory.plan_memory(**{**usual, **changes})
+
+    # 4 x 1 MiB / 50 kB
+    assert (plan().layers, plan().scratch_bytes, plan().l2) == (84, 0, "cold")
+    few = plan(limit=500_000)
+    assert (few.layers, few.scratch_bytes, few.l2) == (5, 2**21, "cold")
+    assert "5 of 84 layers" in few.notes[0]
+    monkeypatch.setattr(memory, "memory_available", lambda: 1_000_000)
+    warm = plan()
+    assert (warm.layers, warm.l2) == (1, "warm")
+    assert "warm: neither 84 layers" in warm.notes[0]
+    assert plan(l2="warm").notes == ()
+
+
+def test_cancel_stops_the_filling_and_the_timing() -> None:
+    work = Workload(batch=8, input_len=64, output_len=4)
+    with pytest.raises(Cancelled):
+        bench.compare_decode(work, SMALL, cancelled=lambda: True, **QUICK)
+    told: list[str] = []
+    with pytest.raises(Cancelled):
+        bench.compare_decode(
+            work, SMALL, budget_s=60, memory_limit=2**26,
+            progress=lambda _part, what: told.append(what),
+            cancelled=lambda: told.count("timing") > 3,
+        )  # fmt: skip
+    assert told[0].startswith("reading the machine")
+
+
+def test_the_ladder_has_three_rungs() -> None:
+    rungs = bench.measure_ladder(budget_s=0.0)
+    assert [r["level"] for r in rungs] == ["L2", "L3", "DRAM"]
+    assert all(r["gb_per_s"] > 0 for r in rungs)
+    assert bench.measure_ladder() is rungs
+
+
+def test_touch_is_timed_beside_the_kernel() -> None:
+    step = bench.decode_step(Workload(batch=4, input_len=64, output_len=4))
+    timed = bench.measure_touch(step, SMALL, **QUICK)
+    assert set(timed) == {"private", "shared"}
+    assert all(len(v) >= 5 for case in timed.values() for v in case.values())
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"cases": ("private", "own")}, ValueError, "cases must be some of private, shared, cascade"),
+    ({"cases": ()}, ValueError, "cases must be some of"),
+    ({"cases": ("cascade",)}, attention.Unavailable, "cascade"),
+    ({"backend": "triton"}, attention.Unavailable, "triton"),
+    ({"dtype": "fp8"}, ValueError, "dtype must be one of float32, float16, bfloat16, got 'fp8'"),
+    ({"l2": "hot"}, ValueError, "l2 must be one of cold, warm"),
+    ({"order": "x"}, ValueError, "order must be one of auto, request, head"),
+    ({"step": "second"}, ValueError, "step"),
+    ({"block_size": 0}, ValueError, "block_size"),
+    ({"budget_s": float("nan")}, ValueError, "budget_s must be a number of seconds"),
+    ({"memory_limit": 0}, ValueError, "memory_limit must be at least 1 byte"),
+    ({"threads": 0}, ValueError, "threads must be between 1 and"),
+    ({"model": "lama-13b"}, ValueError, "did you mean llama-13b"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "words"), BAD, ids=lambda v: str(v)[:30])
+def test_bad_arguments(change: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        bench.compare_decode(
+            Workload(batch=2, input_len=20, output_len=2), **{"model": SMALL, **QUICK, **change}
+        )
