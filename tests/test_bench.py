@@ -62,7 +62,7 @@ def test_a_record_a_case_complete_and_consistent(dtype: str, layout: str) -> Non
         itemsize = {"float32": 4}.get(dtype, 2)
         assert record["logical_bytes"] == 6 * 104 * 2 * 64 * 2 * itemsize
         assert record["workload"]["realised_hit"] == 48 / 100
-        assert record["order"] == "head"
+        assert record["order"] == "request"
     private, shared = records
     assert private["distinct_bytes"] == private["logical_bytes"]
     # 3 shared blocks in each of 2 groups, read by 3 requests each

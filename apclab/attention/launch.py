@@ -22,7 +22,7 @@ ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 # files whose text decides what a backend's kernel does
 _SOURCES = {
     "reference": ("reference",),
-    "cpu": ("cpu_decode", "cpu_tile", "cpu_vector"),
+    "cpu": ("cpu_decode", "cpu_element", "cpu_tile", "cpu_vector"),
 }
 
 

@@ -8,10 +8,9 @@ from apclab.attention import BACKENDS, LAYOUTS, ORDERS, require, resolve
 from apclab.specs import DTYPE_BYTES
 
 CASES = ("private", "shared", "cascade")
-# Chosen by measurement on this kernel: a few heads at a time keep a shared prefix in the L2, and a
-# block of one head is one run of memory in HND. Requests on the outside read unshared blocks
-# faster in NHD (CHANGELOG, 0.1.0, has the figures).
-_AUTO = {"layout": "HND", "order": "head"}
+# Chosen by measurement: whole tokens of a request lie in a row in NHD, so private blocks stream at
+# the rate of a plain read, and bundles of requests find shared ones in the L2 (CHANGELOG, 0.1.0).
+_AUTO = {"layout": "NHD", "order": "request"}
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """Paged-attention decode on the CPU, compiled by numba: measured, so fast; the truth is elsewhere.
 
-A task is a run of requests times a run of KV heads. `order="request"` takes one request with all
-its heads after the other, `order="head"` a few heads at a time through all requests; the machine
-code is the same, as it is for two orders of thread blocks on a GPU.
+A task is a run of requests times a run of KV heads. `order="request"` gives each thread its
+requests with all their heads, `order="head"` a few heads at a time through all requests; the
+machine code is the same, as it is for two orders of thread blocks on a GPU. A task goes through its
+requests in bundles, token tile by token tile, as thread blocks that run side by side would: what
+the requests of a bundle share is still near when the next of them reads it.
 """
 
 from typing import NamedTuple
@@ -12,66 +14,74 @@ import numpy as np
 from numba import njit, prange
 
 from apclab_kernels.cpu_cache import drop_stale
+from apclab_kernels.cpu_element import bits
 from apclab_kernels.cpu_tile import (
     FASTMATH,
-    LINE,
     TILE,
-    ask,
     dot,
-    lane,
+    give_out,
     score_tile,
-    softmax,
+    take_query,
     weigh,
     weigh_tile,
+    weights_of,
 )
-from apclab_kernels.cpu_vector import CHUNK, bits, narrow, widen
+from apclab_kernels.cpu_vector import WIDTH
 from apclab_kernels.reference import Elements, Int32
 
 START = np.int64(0)  # typed, so that numba compiles the callees once
 LOG2_E = float(np.log2(np.e))
+# requests side by side: 1, 2, 4 and 8 gave 11.7, 10.9, 10.6 and 10.5 ms for issue 4860 with shared
+# blocks, and 27 ms with private ones in all four
+BUNDLE = 4
 # keys and values of one sequence that a head-ordered task keeps in hand: half of a 2 MiB L2
 HEAD_RUN_BYTES = 2**20
 
 
 @njit(fastmath=FASTMATH, cache=True)
-def _attend(k, v, rows, n, head_stride, heads, group, size, ahead, longest, q, s, acc, lse):
-    """One request, some KV heads: q [heads * group, size] -> acc of that shape and lse."""
-    full = n - n % TILE
+def _attend(k, v, rows, lens, head_stride, heads, group, size, longest, q, s, acc, lse, inverse):
+    """A bundle of requests, KV heads lo to hi of each: q -> acc, lse and 1 / sum of weights.
+
+    q and acc are [requests, heads * group, size], s is [requests, heads * group, longest].
+    """
     lo, hi = heads
-    for t in range(0, full, TILE):
-        for h in range(lo, hi):
-            at, i = h * head_stride, (h - lo) * group
-            if ahead > 0:
-                ask(k, rows, t + TILE, n, at, size, ahead)
-            for g in range(i, i + group):
-                score_tile(q, g * size, k, rows, t, at, size, s, g * longest + t)
-    for t in range(full, n):
-        for h in range(lo, hi):
-            for g in range((h - lo) * group, (h - lo + 1) * group):
-                s[g * longest + t] = dot(q, g * size, k, rows[t] + h * head_stride, START, size)
-    for g in range((hi - lo) * group):
-        lse[g] = softmax(s[g * longest : g * longest + n])
+    count = (hi - lo) * group
+    for t in range(0, lens.max(), TILE):
+        for r in range(lens.size):
+            n, row = lens[r], r * longest + t
+            for h in range(lo, hi):
+                at = h * head_stride
+                for i in range(r * count + (h - lo) * group, r * count + (h - lo + 1) * group):
+                    if t + TILE <= n:
+                        score_tile(q, i * size, k, rows, row, at, size, s, i * longest + t)
+                    else:
+                        for j in range(n - t):
+                            x = dot(q, i * size, k, rows[row + j] + at, START, size)
+                            s[i * longest + t + j] = x
+    for i in range(lens.size * count):
+        lse[i], inverse[i] = weights_of(s, i * longest, lens[i // count])
     acc[:] = np.float32(0.0)
-    for t in range(0, full, TILE):
-        for h in range(lo, hi):
-            at, i = h * head_stride, (h - lo) * group
-            if ahead > 0:
-                ask(v, rows, t + TILE, n, at, size, ahead)
-            for g in range(i, i + group):
-                weigh_tile(s, g * longest + t, v, rows, t, at, size, acc, g * size)
-    for t in range(full, n):
-        for h in range(lo, hi):
-            for g in range((h - lo) * group, (h - lo + 1) * group):
-                weigh(s[g * longest + t], v, rows[t] + h * head_stride, START, size, acc, g * size)
+    for t in range(0, lens.max(), TILE):
+        for r in range(lens.size):
+            n, row = lens[r], r * longest + t
+            for h in range(lo, hi):
+                at = h * head_stride
+                for i in range(r * count + (h - lo) * group, r * count + (h - lo + 1) * group):
+                    if t + TILE <= n:
+                        weigh_tile(s, i * longest + t, v, rows, row, at, size, acc, i * size)
+                    else:
+                        for j in range(n - t):
+                            p = s[i * longest + t + j]
+                            weigh(p, v, rows[row + j] + at, START, size, acc, i * size)
 
 
 @njit(cache=True)
-def row_starts(rows, table, n, block_size, block_stride, token_stride):
-    """rows[t] = index of token t's first element in a cache, head 0."""
+def row_starts(rows, i, table, n, block_size, strides):
+    """rows[i + t] = index of token t's first element in a cache, head 0."""
     for b in range((n + block_size - 1) // block_size):
-        start = np.int64(table[b]) * block_stride
+        start = np.int64(table[b]) * strides[0]
         for t in range(b * block_size, min(b * block_size + block_size, n)):
-            rows[t] = start + (t - b * block_size) * token_stride
+            rows[i + t] = start + (t - b * block_size) * strides[1]
 
 
 @njit(cache=True)
@@ -96,36 +106,34 @@ def task_range(task, tasks, batch, kv_heads):
 
 
 @njit(parallel=True, fastmath=FASTMATH, cache=True)
-def _decode(
-    query, k, v, tables, lens, out, lse, scale, block_size, strides, group, tasks, ahead, paired
-):
-    batch, num_heads, size = query.shape
-    block_stride, token_stride, head_stride = strides
+def _decode(query, k, v, tables, lens, out, lse, shape, scale, block_size, strides, tasks):
+    batch, num_heads, size, group = shape
     kv_heads = num_heads // group
-    longest = max(lens.max(), 1)
+    longest = (lens.max() // WIDTH + 1) * WIDTH  # scores are filled up to whole vectors
     for task in prange(number_of_tasks(tasks, batch, kv_heads)):
         first, last, lo, hi = task_range(task, tasks, batch, kv_heads)
         count = (hi - lo) * group
-        rows = np.empty(longest, np.int64)
-        s = np.empty(count * longest, np.float32)
-        acc = np.empty(count * size, np.float32)
-        q = np.empty(count * size, np.float32)
-        for r in range(first, last):
-            n = lens[r]
-            row_starts(rows, tables[r], n, block_size, block_stride, token_stride)
-            whole = size - size % CHUNK
-            for g in range(count):
-                for d in range(size):
-                    place = lane(d, paired and d < whole)
-                    q[g * size + place] = widen(query[r, lo * group + g, d]) * scale
+        rows = np.empty(BUNDLE * longest, np.int64)
+        s = np.empty(BUNDLE * count * longest, np.float32)
+        acc = np.empty(BUNDLE * count * size, np.float32)
+        q = np.empty(BUNDLE * count * size, np.float32)
+        sums = np.empty(BUNDLE * count, np.float32)
+        inverse = np.empty(BUNDLE * count, np.float32)
+        for start in range(first, last, BUNDLE):
+            end = min(start + BUNDLE, last)
+            for i in range((end - start) * count):
+                r, head = start + i // count, lo * group + i % count
+                take_query(query, (r * num_heads + head) * size, size, scale, q, i * size)
+            for r in range(start, end):
+                row_starts(rows, (r - start) * longest, tables[r], lens[r], block_size, strides)
             _attend(
-                k, v, rows, n, head_stride, (lo, hi), group, size, ahead, longest,
-                q, s, acc, lse[r, lo * group : hi * group],
+                k, v, rows, lens[start:end], strides[2], (lo, hi), group, size, longest,
+                q, s, acc, sums, inverse,
             )  # fmt: skip
-            for g in range(count):
-                for d in range(size):
-                    place = lane(d, paired and d < whole)
-                    out[r, lo * group + g, d] = narrow(out, acc[g * size + place])
+            for i in range((end - start) * count):
+                r, head = start + i // count, lo * group + i % count
+                give_out(acc, i * size, size, inverse[i], out, (r * num_heads + head) * size)
+                lse[r * num_heads + head] = sums[i]
 
 
 class Tasks(NamedTuple):
@@ -141,10 +149,10 @@ def cut(
 ) -> Tasks:
     """Choose the tasks of a launch from its shape.
 
-    Request order hands out one request with all its heads, or fewer heads where the requests do not
-    feed the threads. Head order hands out as many heads as keep keys and values of the longest
-    sequence within HEAD_RUN_BYTES, so that the next request finds a shared prefix in the L2, and
-    splits the requests where the heads do not feed the threads.
+    Request order gives each thread one run of requests with all their heads, or fewer heads where
+    the requests do not feed the threads. Head order hands out as many heads as keep keys and values
+    of the longest sequence within HEAD_RUN_BYTES, so that the next bundle finds a shared prefix in
+    the L2, and splits the requests where the heads do not feed the threads.
 
     Args:
         order: "request" or "head".
@@ -156,7 +164,7 @@ def cut(
     """
     if order == "request":
         head_tasks = min(num_kv_heads, -(-2 * threads // batch))
-        return Tasks(1, -(-num_kv_heads // head_tasks), False)
+        return Tasks(-(-batch // min(batch, threads)), -(-num_kv_heads // head_tasks), False)
     fitting = max(1, HEAD_RUN_BYTES // max(1, 2 * longest * row_bytes))
     # a whole number of tasks for each thread, of equal size
     rounds = -(-num_kv_heads // (fitting * threads))
@@ -201,13 +209,11 @@ def bind(
         size * key_cache.itemsize,
         numba.get_num_threads(),
     )
-    # only strided runs of a few heads need the prefetch; whole tokens stream by themselves
-    ahead = LINE // key_cache.itemsize if order == "head" else 0
-    k, v = bits(key_cache).reshape(-1), bits(value_cache).reshape(-1)
+    flat = [bits(array).reshape(-1) for array in (query, key_cache, value_cache, out)]
     return (
-        bits(query), k, v, block_tables, seq_lens, bits(out), lse,
-        np.float32(scale * LOG2_E), block_size, strides_of(key_cache, layout),
-        num_heads // num_kv_heads, tuple(tasks), ahead, k.dtype == np.uint16,
+        *flat[:3], block_tables, seq_lens, flat[3], lse.reshape(-1),
+        (batch, num_heads, size, num_heads // num_kv_heads), np.float32(scale * LOG2_E),
+        block_size, strides_of(key_cache, layout), tuple(tasks),
     )  # fmt: skip
 
 

@@ -13,15 +13,18 @@ from numpy.typing import NDArray
 
 from apclab_kernels.cpu_cache import drop_stale
 from apclab_kernels.cpu_decode import (
+    BUNDLE,
     cut,
     number_of_tasks,
     row_starts,
     strides_of,
     task_range,
 )
-from apclab_kernels.cpu_tile import LINE, TILE, ask
+from apclab_kernels.cpu_tile import TILE
 from apclab_kernels.cpu_vector import WIDTH, load, store, xor, zeros
 from apclab_kernels.reference import Elements, Int32
+
+LINE = 64  # bytes of a cache line and of one vector
 
 Float32 = NDArray[np.float32]
 
@@ -80,37 +83,35 @@ def _read_sized(cache, rows, t, at, size, seen):
 
 
 @njit(cache=True)
-def _read_rows(cache, rows, n, head_stride, lo, hi, size, ahead, seen):
-    full = n - n % TILE
-    for t in range(0, full, TILE):
-        for h in range(lo, hi):
-            if ahead > 0:
-                ask(cache, rows, t + TILE, n, h * head_stride, size, ahead)
-            if size == 64:  # 128 elements of 2 bytes
-                _read_sized(cache, rows, t, h * head_stride, 64, seen)
-            elif size == 128:
-                _read_sized(cache, rows, t, h * head_stride, 128, seen)
-            else:
-                _read_sized(cache, rows, t, h * head_stride, size, seen)
-    for t in range(full, n):
-        for h in range(lo, hi):
-            for d in range(h * head_stride, h * head_stride + size, WIDTH):
-                store(seen, 0, xor(load(cache, rows[t] + d), load(seen, 0)))
+def _read_rows(cache, rows, lens, head_stride, lo, hi, size, longest, seen):
+    for t in range(0, lens.max(), TILE):
+        for r in range(lens.size):
+            n, row = lens[r], r * longest + t
+            for h in range(lo, hi):
+                if t + TILE <= n:
+                    if size == 64:  # a known size unrolls the loop: 128 elements of 2 bytes
+                        _read_sized(cache, rows, row, h * head_stride, np.int64(64), seen)
+                    else:
+                        _read_sized(cache, rows, row, h * head_stride, size, seen)
+                else:
+                    for j in range(n - t):
+                        for d in range(h * head_stride, h * head_stride + size, WIDTH):
+                            store(seen, 0, xor(load(cache, rows[row + j] + d), load(seen, 0)))
 
 
 @njit(parallel=True, cache=True)
-def _touch(k, v, tables, lens, kv_heads, size, block_size, strides, tasks, ahead, seen):
-    batch = lens.size
-    block_stride, token_stride, head_stride = strides
+def _touch(k, v, tables, lens, kv_heads, size, block_size, strides, tasks, seen):
     longest = max(lens.max(), 1)
-    for task in prange(number_of_tasks(tasks, batch, kv_heads)):
-        first, last, lo, hi = task_range(task, tasks, batch, kv_heads)
-        rows = np.empty(longest, np.int64)
+    for task in prange(number_of_tasks(tasks, lens.size, kv_heads)):
+        first, last, lo, hi = task_range(task, tasks, lens.size, kv_heads)
+        rows = np.empty(BUNDLE * longest, np.int64)
         mine = np.zeros(WIDTH, np.float32)
-        for r in range(first, last):
-            row_starts(rows, tables[r], lens[r], block_size, block_stride, token_stride)
-            _read_rows(k, rows, lens[r], head_stride, lo, hi, size, ahead, mine)
-            _read_rows(v, rows, lens[r], head_stride, lo, hi, size, ahead, mine)
+        for start in range(first, last, BUNDLE):
+            end = min(start + BUNDLE, last)
+            for r in range(start, end):
+                row_starts(rows, (r - start) * longest, tables[r], lens[r], block_size, strides)
+            for cache in (k, v):
+                _read_rows(cache, rows, lens[start:end], strides[2], lo, hi, size, longest, mine)
         seen[task] = mine[0]
 
 
@@ -141,10 +142,9 @@ def bind_touch(
     k, v = (cache.reshape(-1).view(np.float32) for cache in (key_cache, value_cache))
     strides = tuple(stride // words for stride in strides_of(key_cache, layout))
     seen = np.empty(number_of_tasks(tuple(tasks), len(seq_lens), num_kv_heads), np.float32)
-    ahead = WIDTH if order == "head" else 0
     return (
         k, v, block_tables, seq_lens, num_kv_heads, size // words, block_size, strides,
-        tuple(tasks), ahead, seen,
+        tuple(tasks), seen,
     )  # fmt: skip
 
 

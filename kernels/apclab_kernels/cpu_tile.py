@@ -3,39 +3,53 @@
 import numpy as np
 from numba import njit
 
+from apclab_kernels.cpu_element import CHUNK, high, low, narrow, store_halves, widen
 from apclab_kernels.cpu_vector import (
-    CHUNK,
     WIDTH,
     exp2,
     fma,
-    high,
+    largest,
     load,
-    low,
-    prefetch,
+    maximum,
     splat,
     store,
     store_totals,
+    subtract,
     total,
-    widen,
     zeros,
 )
 
 # sums may be reordered so that they vectorise; NaN and infinity keep their meaning
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
+ONE = np.float32(1.0)
 LN_2 = np.float32(np.log(2.0))
 TILE = 8  # rows side by side: eight streams of memory in flight
-LINE = 64  # bytes that one prefetch brings
 # the head size that unrolls the inner loops; a typed constant, since each literal integer would
 # have numba compile the callee once more
 KNOWN_SIZE = np.int64(128)
 
 
-@njit(cache=True)
-def lane(d, paired):
-    """Where element d of a row lies once `low` and `high` split it: bfloat16 comes in pairs."""
-    if paired:
-        return d - d % CHUNK + (d % CHUNK) // 2 + WIDTH * (d % 2)
-    return d
+@njit(fastmath=FASTMATH, cache=True)
+def take_query(query, at, size, scale, q, i):
+    """q[i : i + size] = scaled query[at : at + size], split into halves as rows of a cache are."""
+    whole = size - size % CHUNK
+    for d in range(0, whole, CHUNK):
+        store(q, i + d, fma(low(query, at + d), splat(scale), zeros()))
+        store(q, i + d + WIDTH, fma(high(query, at + d), splat(scale), zeros()))
+    for d in range(whole, size):
+        q[i + d] = widen(query[at + d]) * scale
+
+
+@njit(fastmath=FASTMATH, cache=True)
+def give_out(acc, i, size, factor, out, at):
+    """out[at : at + size] = acc[i : i + size] * factor, its halves joined again."""
+    whole = size - size % CHUNK
+    for d in range(0, whole, CHUNK):
+        first = fma(load(acc, i + d), splat(factor), zeros())
+        second = fma(load(acc, i + d + WIDTH), splat(factor), zeros())
+        store_halves(out, at + d, first, second)
+    for d in range(whole, size):
+        out[at + d] = narrow(out, acc[i + d] * factor)
 
 
 @njit(fastmath=FASTMATH, cache=True)
@@ -128,25 +142,31 @@ def weigh_tile(p, j, v, rows, t, at, size, acc, i):
 
 
 @njit(fastmath=FASTMATH, cache=True)
-def softmax(scores):
-    """Turn base-2 scores into weights, in place; returns their log-sum-exp in base e."""
-    top = np.float32(-np.inf)
-    for score in scores:
-        top = max(top, score)
-    if top == -np.inf:  # no tokens: nothing to weigh
-        return top
-    summed = np.float32(0.0)
-    for t in range(scores.size):
-        scores[t] = exp2(scores[t] - top)
-        summed += scores[t]
-    for t in range(scores.size):
-        scores[t] /= summed
-    return (top + np.log2(summed)) * LN_2
+def weights_of(scores, i, n):
+    """Turn n base-2 scores from i on into weights, in place.
 
-
-@njit(cache=True)
-def ask(cache, rows, t, n, at, size, step):
-    """Prefetch rows t to t + 8, one element in each cache line."""
-    for j in range(t, min(t + TILE, n)):
-        for d in range(0, size, step):
-            prefetch(cache, rows[j] + at + d)
+    Returns:
+        Their log-sum-exp in base e, and 1 / their sum: whoever uses the weights divides by it.
+    """
+    if n == 0:
+        return np.float32(-np.inf), np.float32(0.0)
+    top = scores[i]
+    whole = n - n % WIDTH
+    if whole > 0:
+        tops = load(scores, i)
+        for t in range(WIDTH, whole, WIDTH):
+            tops = maximum(tops, load(scores, i + t))
+        top = largest(tops)
+    for t in range(whole, n):
+        top = max(top, scores[i + t])
+    # the last vector is filled up with scores whose weight is 0
+    last = n + (WIDTH - n % WIDTH) % WIDTH
+    for t in range(n, last):
+        scores[i + t] = -np.inf
+    sums = zeros()
+    for t in range(0, last, WIDTH):
+        weights = exp2(subtract(load(scores, i + t), splat(top)))
+        store(scores, i + t, weights)
+        sums = fma(weights, splat(ONE), sums)
+    summed = total(sums)
+    return (top + np.log2(summed)) * LN_2, ONE / summed
