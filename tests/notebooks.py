@@ -27,3 +27,8 @@ def override(notebook: Any, **values: Any) -> None:
     for name, value in values.items():
         line = rf"(?m)^{name} = [^#\n]*?(?=\s*(#|$))"
         cell.source = re.sub(line, f"{name} = {value!r}", cell.source)
+
+
+def write(notebook: Any, path: Path) -> None:
+    """Write a copy."""
+    nbformat.write(notebook, path)

@@ -20,6 +20,7 @@ from apclab.figures.titles import (
 )
 
 HEIGHT = 780
+MARGIN = {"l": 64, "r": 16, "t": 56, "b": 64}
 # panel -> row, column; the order of `lab_page` and of the traces
 PLACES = {"blocks": (1, 1), "time": (1, 2), "bandwidth": (2, 1), "roofline": (2, 2)}
 
@@ -38,7 +39,7 @@ def lab_page(panels: Mapping[str, Panel], *, theme: str = "auto") -> go.Figure:
         horizontal_spacing=0.19,
         vertical_spacing=0.2,
     )
-    page.update_layout(layout(theme, height=HEIGHT, margin={"l": 64, "r": 16, "t": 56, "b": 64}))
+    page.update_layout(layout(theme, height=HEIGHT, autosize=True, margin=MARGIN))
     for number, (name, (row, column)) in enumerate(PLACES.items()):
         page.add_traces(panels[name].traces, rows=row, cols=column)
         left = page.layout[_axis("xaxis", number)].domain[0]

@@ -54,7 +54,6 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
     ) -> None:
         first = Settings(start(workload), model).changed(**settings)
         self.name = f"decode lab {next(_NUMBERS)}"
-        self._theme = theme
         self._lock = threading.RLock()
         self._job = Job(self.name, self._guarded(self._follow))
         self._measured = first  # what the records were measured with
@@ -171,7 +170,7 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
     def figure(self, *, theme: str | None = None) -> go.Figure:
         """The page as a plain figure without controls: for files, slides and plain viewers."""
         with self._lock:
-            return self._page.static(theme or self._theme)
+            return self._page.static(theme)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         self._page.refresh()

@@ -34,6 +34,7 @@ class Page:
 
     def __init__(self, settings: Settings, theme: str) -> None:
         self._published = results.published()
+        self._theme = theme
         self.readout, self.finding = ipw.HTML(), ipw.HTML()
         self._panels = self._step_panel(settings)
         self._panels |= self._sweep_panels(settings, [], results.frame([]), settings.view)
@@ -41,6 +42,7 @@ class Page:
         self.figure = go.FigureWidget(figures.lab_page(self._panels, theme=theme))
         # the page follows its window, which plotly does inside a VBox only
         self.figure._config = {**self.figure._config, "responsive": True}
+        self.figure.observe(self._fit, "_view_count")
         style = ipw.HTML(_STYLE if theme == "auto" else "", layout={"display": "none"})
         self.widgets = [style, self.readout, self.figure, self.finding]
 
@@ -62,12 +64,25 @@ class Page:
         self._draw(self._sweep_panels(settings, records, overlay, view))
 
     def refresh(self) -> None:
-        """Hand the present figure to views that open later; a nested figure does not by itself."""
-        self.figure._repr_mimebundle_()
+        """Hand the present figure to views that open later, after a reload of the page too.
 
-    def static(self, theme: str) -> go.Figure:
-        """The same page as a plain figure."""
-        return figures.lab_page(self._panels, theme=theme)
+        A nested FigureWidget does not do so by itself, and what it would hand over is not whole:
+        it drops properties that a view has reported back.
+        """
+        present = self.static()
+        for trace, live in zip(present.data, self.figure.data, strict=True):
+            trace.uid = live.uid  # by which a view names a trace
+        self.figure._widget_data = present.to_dict()["data"]
+        self.figure._widget_layout = present.to_dict()["layout"]
+
+    def static(self, theme: str | None = None) -> go.Figure:
+        """The same page as a plain figure, in its own theme unless another is given."""
+        return figures.lab_page(self._panels, theme=theme or self._theme)
+
+    def _fit(self, _: object) -> None:
+        """Give a new view the width of its place: it was drawn before it had one."""
+        with self.figure.batch_update():
+            self.figure.layout.meta = self.figure._view_count
 
     def _draw(self, panels: dict[str, Panel]) -> None:
         figures.redraw(self.figure, panels, self._panels)

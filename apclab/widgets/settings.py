@@ -94,9 +94,7 @@ class Settings:
         for name in values:
             if name not in known:
                 raise TypeError(f"no setting {name!r}; there are {', '.join(known)}")
-        workload = values.pop("workload", self.workload)
-        if not isinstance(workload, Workload):
-            raise TypeError(f"workload must be a Workload, got {workload!r}")
+        workload = start(values.pop("workload", self.workload))
         sliders = {name: values.pop(name) for name in WORKLOAD_FIELDS if name in values}
         if isinstance(batch := sliders.get("batch"), int) and "prefix_groups" not in sliders:
             sliders["prefix_groups"] = max(1, min(workload.prefix_groups, batch))
