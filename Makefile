@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # never plain `torch`: the newest one may not go with the pinned triton
 TORCH := $(shell grep '^torch==' constraints.txt)
 # only a GPU's kernels need torch, and without a GPU it would be gigabytes for nothing
-FOR_GPU = $(shell { test -e /dev/nvidia0 || nvidia-smi -L 2>/dev/null | grep -q GPU; } && echo .venv/.torch)
+FOR_GPU := $(shell { test -e /dev/nvidia0 || nvidia-smi -L 2>/dev/null | grep -q GPU; } && echo .venv/.torch)
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
@@ -42,7 +42,7 @@ marks: .venv/.test $(FOR_GPU)
 # the stamps are touched last, so that an interrupted install is done again
 .venv/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "apclab needs Python 3.11 or newer, $(PYTHON) is older; try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	  { echo "apclab needs Python 3.11 or newer, $(PYTHON) is older or missing; try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	@touch $@
 
