@@ -7,7 +7,8 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # never plain `torch`: the newest one may not go with the pinned triton
 TORCH := $(shell grep '^torch==' constraints.txt)
-HAS_GPU = $(shell { test -e /dev/nvidia0 || nvidia-smi -L 2>/dev/null | grep -q GPU; } && echo yes)
+# only a GPU's kernels need torch, and without a GPU it would be gigabytes for nothing
+FOR_GPU := $(shell { test -e /dev/nvidia0 || nvidia-smi -L 2>/dev/null | grep -q GPU; } && echo .venv/.torch)
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
@@ -21,13 +22,13 @@ help:
 	@echo "make marks     performance marks, one after the other"
 	@echo "make clean     remove .venv, builds and caches"
 
-lab: .venv/.lab $(if $(HAS_GPU),.venv/.torch)
+lab: .venv/.lab $(FOR_GPU)
 	@$(BIN)/apclab lab $(if $(PORT),--port $(PORT))
 
-test: .venv/.test .venv/.torch
+test: .venv/.test $(FOR_GPU)
 	$(PYTEST) -n 2 -m "not slow and not mark"
 
-test-all: .venv/.test .venv/.torch
+test-all: .venv/.test $(FOR_GPU)
 	$(PYTEST) -n 2 -m "not mark" -p tests.no_skipped_browser
 
 check: .venv/.test
@@ -35,13 +36,13 @@ check: .venv/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-marks: .venv/.test .venv/.torch
+marks: .venv/.test $(FOR_GPU)
 	$(PYTEST) tests/marks -p no:xdist -m mark -s
 
 # the stamps are touched last, so that an interrupted install is done again
 .venv/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "apclab needs Python 3.11 or newer, $(PYTHON) is older; try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	  { echo "apclab needs Python 3.11 or newer, $(PYTHON) is older or missing; try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	@touch $@
 

@@ -409,6 +409,19 @@ def test_ctrl_c_keeps_what_was_measured(
     assert len(results.load(path)[0]) == 1
 
 
+def test_records_of_a_cancelled_measurement_are_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cancel(*_: object, **__: object) -> None:
+        error = clock.Cancelled("stopped between two timed calls")
+        error.records = sample_pair(382.0, 252.5)  # type: ignore[attr-defined]
+        raise error
+
+    monkeypatch.setattr(bench, "compare_decode", cancel)
+    assert run(["decode", "--json"]) == 130
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
 def test_ctrl_c_in_a_real_run(step_file: Callable[..., str]) -> None:
     argv = ["decode", "--tables", step_file(), "--budget", "60", "--dtype", "float32", "--json"]
     command = [sys.executable, "-m", "apclab", *argv]

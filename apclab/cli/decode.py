@@ -122,7 +122,7 @@ def decode(
     drawn = shared_table(workload, block_size, step) if html and workload else None
     present(records, json_lines=json_lines, save=save, html=html, table=drawn)
     if stopped:
-        stderr().print("stopped by Ctrl-C; what was measured until then was kept")
+        stderr().print("stopped by Ctrl-C")
     return 130 if stopped else 0
 
 

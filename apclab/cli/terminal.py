@@ -60,7 +60,8 @@ def watch() -> Iterator[Watch]:
     said = threading.Event()
 
     def on_progress(done: float, text: str) -> None:
-        bar.update(task, completed=done, description=text)
+        if not stop.is_set():
+            bar.update(task, completed=done, description=text)
         # where no bar can be drawn, one line tells that the arguments were fine and time passes
         if not console.is_terminal and not said.is_set():
             said.set()
@@ -70,7 +71,7 @@ def watch() -> Iterator[Watch]:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
-        bar.update(task, description="stopping")
+        bar.update(task, description="stopping (again: at once)")
 
     # only the main thread may set a handler; elsewhere Ctrl-C keeps its usual meaning
     in_main = threading.current_thread() is threading.main_thread()
