@@ -53,7 +53,7 @@ marks: .venv/.test $(FOR_GPU)
 
 .venv/.test: .venv/.lab
 	@echo "installing what the tests need into .venv"
-	@$(INSTALL) -e ".[dev]" hatchling
+	@$(INSTALL) -e ".[dev]"
 	@touch $@
 
 .venv/.torch: .venv/.lab

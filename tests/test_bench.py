@@ -131,6 +131,8 @@ def test_layers_scratch_or_warm_and_it_is_said(monkeypatch: pytest.MonkeyPatch) 
 
     # 4 x 1 MiB / 50 kB
     assert (plan().layers, plan().scratch_bytes, plan().l2) == (84, 0, "cold")
+    tiny = plan(distinct_bytes=100)
+    assert (tiny.layers, tiny.scratch_bytes) == (256, 2**21)
     few = plan(limit=500_000)
     assert (few.layers, few.scratch_bytes, few.l2) == (5, 2**21, "cold")
     assert "5 of 84 layers" in few.notes[0]
@@ -138,7 +140,7 @@ def test_layers_scratch_or_warm_and_it_is_said(monkeypatch: pytest.MonkeyPatch) 
     warm = plan()
     assert (warm.layers, warm.l2) == (1, "warm")
     assert "warm: neither 84 layers" in warm.notes[0]
-    assert plan(l2="warm").notes == ()
+    assert plan(l2="warm").notes == []
 
 
 def test_cancel_stops_the_filling_and_the_timing() -> None:
@@ -146,13 +148,18 @@ def test_cancel_stops_the_filling_and_the_timing() -> None:
     with pytest.raises(Cancelled):
         bench.compare_decode(work, SMALL, cancelled=lambda: True, **QUICK)
     told: list[str] = []
-    with pytest.raises(Cancelled):
+    with pytest.raises(Cancelled) as stopped:
         bench.compare_decode(
             work, SMALL, budget_s=60, memory_limit=2**26,
             progress=lambda _part, what: told.append(what),
             cancelled=lambda: told.count("timing") > 3,
         )  # fmt: skip
     assert told[0].startswith("reading the machine")
+    # what was timed until then is not lost
+    assert [len(r["samples_us"]) for r in stopped.value.records] == [2, 2]
+    for record in stopped.value.records:
+        validate(record)
+        assert record["notes"][-1] == "stopped before its time"
 
 
 def test_the_ladder_has_three_rungs() -> None:

@@ -14,10 +14,9 @@ from apclab.attention.launch import (
     kernel_sha256,
     require,
     resolve,
-    set_threads,
 )
 from apclab.attention.plan import paged_attention_decode, plan
-from apclab.attention.probes import Comparison, compare, plan_stream, plan_touch
+from apclab.attention.probes import Comparison, compare, plan_stream, plan_touch, set_threads
 
 __all__ = [
     "BACKENDS",

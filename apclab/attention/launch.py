@@ -95,22 +95,3 @@ def kernel_sha256(backend: str) -> str:
     folder = Path(next(iter(apclab_kernels.__path__)))
     text = b"".join((folder / f"{name}.py").read_bytes() for name in _SOURCES[backend])
     return hashlib.sha256(text).hexdigest()
-
-
-def set_threads(threads: int | None) -> int:
-    """Set how many threads the CPU kernels of this Python thread use; None leaves it.
-
-    Returns:
-        Threads in use.
-
-    Raises:
-        ValueError: not between 1 and what the machine offers.
-    """
-    import numba
-
-    most = numba.config.NUMBA_NUM_THREADS
-    if threads is not None:
-        if not 1 <= threads <= most:
-            raise ValueError(f"threads must be between 1 and {most}, got {threads}")
-        numba.set_num_threads(threads)
-    return int(numba.get_num_threads())

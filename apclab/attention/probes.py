@@ -9,6 +9,20 @@ from numpy.typing import NDArray
 from apclab.attention.launch import ROUNDOFF, Array, Int32, Launch
 
 
+def set_threads(threads: int | None = None) -> int:
+    """Set the threads of the CPU kernels, None leaves them; see `cpu_decode.set_threads`.
+
+    Returns:
+        Threads in use.
+
+    Raises:
+        ValueError: not between 1 and what the machine offers.
+    """
+    from apclab_kernels import cpu_decode
+
+    return cpu_decode.set_threads(threads)
+
+
 def plan_stream(words: NDArray[np.float32], passes: int) -> tuple[Launch, int]:
     """A launch that reads a footprint, each thread its part, some times over; and its bytes.
 

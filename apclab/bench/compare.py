@@ -21,7 +21,7 @@ from apclab.bench.how import How
 from apclab.bench.memory import Plan, key_value_pool, plan_memory, scratch_buffer
 from apclab.bench.probes import measure_ladder
 from apclab.bench.record import make_records
-from apclab.bench.step import Step, decode_step, tables_step
+from apclab.bench.step import Step, blocks_of, decode_step, tables_step
 from apclab.blocks import BlockTable
 from apclab.clock import Cancelled, interleave
 from apclab.results import Record
@@ -82,7 +82,7 @@ def compare_decode(
         One record a case, in the order of `cases`.
 
     Raises:
-        Cancelled: `cancelled` said so.
+        Cancelled: `cancelled` said so; its `records` hold what was timed until then.
         OutOfMemory: it does not fit; the message holds the arithmetic.
         TypeError, ValueError: an argument is wrong.
         Unavailable: this machine or version cannot do it.
@@ -93,8 +93,8 @@ def compare_decode(
         cancelled, progress,
     ).resolved()  # fmt: skip
     shape = model_named(model) if isinstance(model, str) else model
-    rough = workload.batch * -(-workload.seq_len(step) // max(1, block_size))
-    check_room(rough, shape, how, block_size, f"{workload.batch} requests")
+    num_blocks = blocks_of(workload.batch, workload.seq_len(step), block_size)
+    check_room(num_blocks, shape, how, block_size, f"{workload.batch} requests")
     return _measure(decode_step(workload, block_size=block_size, step=step), shape, how)
 
 
@@ -268,8 +268,14 @@ def _measure(step: Step, model: ModelShape, how: How) -> list[Record]:
         how.tell(0.0, f"checking {case} against float64")
         checks[case] = bound.check(case)
     how.tell(0.05, "timing")
-    samples = interleave(
-        bound.launches, budget_s=how.budget_s, between=bound.between, cancelled=how.cancelled,
-        progress=lambda part: how.tell(0.05 + 0.95 * part, "timing"),
-    )  # fmt: skip
+    try:
+        samples = interleave(
+            bound.launches, budget_s=how.budget_s, between=bound.between, cancelled=how.cancelled,
+            progress=lambda part: how.tell(0.05 + 0.95 * part, "timing"),
+        )  # fmt: skip
+    except Cancelled as stop:
+        if stop.samples and all(stop.samples.values()):
+            bound.memory.notes.append("stopped before its time")
+            stop.records = make_records(bound, ladder, checks, stop.samples)
+        raise
     return make_records(bound, ladder, checks, samples)

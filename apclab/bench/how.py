@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from apclab.attention import BACKENDS, LAYOUTS, ORDERS, require, resolve
+from apclab.attention import BACKENDS, LAYOUTS, ORDERS, require, resolve, set_threads
 from apclab.specs import DTYPE_BYTES
 
 CASES = ("private", "shared", "cascade")
@@ -56,6 +56,7 @@ class How:
             raise ValueError(f"budget_s must be a number of seconds >= 0, got {self.budget_s}")
         if self.memory_limit is not None and self.memory_limit < 1:
             raise ValueError(f"memory_limit must be at least 1 byte, got {self.memory_limit}")
+        set_threads(self.threads)
         backend = resolve(self.backend)
         require(backend, cascade="cascade" in cases)
         auto: dict[str, Any] = {

@@ -21,6 +21,8 @@ Array = NDArray[Any]
 POOL_BYTES = 2 * 2**30
 # part of the memory at hand that a measurement may take: the rest is for the notebook and others
 _MEMORY_PART = 0.8
+# layers that calls cycle over at most: a tiny step would need 100,000 of them, each with its launch
+_MOST_LAYERS = 256
 # numbers in the bank that is tiled through a pool: prime, so that no two blocks hold the same ones
 _BANK = 1_000_003
 _PIECE = 2**24  # bytes filled between two looks at the cancel flag
@@ -38,7 +40,7 @@ class Plan:
     pool_bytes: int  # K and V of all layers
     scratch_bytes: int  # read between calls; 0 when cycling over layers is enough, or when warm
     l2: str  # "cold" or "warm", as it will really be
-    notes: tuple[str, ...]
+    notes: list[str]
 
 
 def plan_memory(
@@ -83,24 +85,26 @@ def plan_memory(
             f"take a smaller batch, shorter inputs or a model with fewer KV heads"
         )
     if l2 == "warm":
-        return Plan(1, layer, 0, "warm", ())
+        return Plan(1, layer, 0, "warm", [])
     llc = cpu()["llc_bytes"]
     wanted = max(2, -(-4 * llc // max(1, distinct_bytes)))
     most = min(at_hand - other_bytes, POOL_BYTES if limit is None else limit)
-    if wanted * layer <= most:
-        return Plan(wanted, wanted * layer, 0, "cold", ())
+    if wanted <= _MOST_LAYERS and wanted * layer <= most:
+        return Plan(wanted, wanted * layer, 0, "cold", [])
     scratch = 2 * llc
-    layers = max(1, min(wanted, (most - scratch) // layer if limit is None else most // layer))
+    layers = max(
+        1, min(wanted, _MOST_LAYERS, (most - scratch) // layer if limit is None else most // layer)
+    )
     if layers * layer + scratch + other_bytes > at_hand:
         layers = 1
     if layer + scratch + other_bytes > at_hand:
-        return Plan(1, layer, 0, "warm", (
+        return Plan(1, layer, 0, "warm", [
             f"warm: neither {wanted} layers of {_mb(layer)} nor a scratch buffer of "
             f"{_mb(scratch)} fits {_mb(at_hand)}",
-        ))  # fmt: skip
-    return Plan(layers, layers * layer, scratch, "cold", (
+        ])  # fmt: skip
+    return Plan(layers, layers * layer, scratch, "cold", [
         f"{layers} of {wanted} layers, so a scratch buffer of {_mb(scratch)} is read between calls",
-    ))  # fmt: skip
+    ])  # fmt: skip
 
 
 def _mb(size: int | None) -> str:

@@ -38,6 +38,17 @@ class Step:
         return float(self.shared.seq_lens.mean())
 
 
+def blocks_of(requests: int, seq_len: int, block_size: int) -> int:
+    """Blocks of so many requests that share nothing.
+
+    Raises:
+        ValueError: block_size is no int of at least 1.
+    """
+    if not isinstance(block_size, int) or block_size < 1:
+        raise ValueError(f"block_size must be an int of at least 1, got {block_size!r}")
+    return requests * -(-seq_len // block_size)
+
+
 def decode_step(workload: Workload, *, block_size: int = 16, step: str = "mid") -> Step:
     """Run a workload's prompts and its first generated tokens through a pool.
 
@@ -50,10 +61,8 @@ def decode_step(workload: Workload, *, block_size: int = 16, step: str = "mid") 
         ValueError: block_size or step is out of range.
     """
     seq_len = workload.seq_len(step)
-    if not isinstance(block_size, int) or block_size < 1:
-        raise ValueError(f"block_size must be an int of at least 1, got {block_size!r}")
     # room for all requests and primers side by side: nothing is evicted, whatever is shared
-    room = (workload.batch + workload.prefix_groups) * -(-seq_len // block_size)
+    room = blocks_of(workload.batch + workload.prefix_groups, seq_len, block_size)
     pool = BlockPool(room + 1, block_size=block_size)
     for group, prefix in enumerate(workload.primers()):
         pool.allocate_slots(("primer", group), prefix)

@@ -2,10 +2,23 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
+from typing import Any
 
 
 class Cancelled(Exception):  # noqa: N818 - somebody's wish, not an error
-    """The caller asked to stop; what was measured until then is lost unless the caller kept it."""
+    """The caller asked to stop.
+
+    Attributes:
+        samples: what `interleave` had timed until then, in seconds.
+        records: what `apclab.bench` made of it.
+    """
+
+    def __init__(
+        self, message: str = "stopped", samples: dict[str, list[float]] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.samples = samples or {}
+        self.records: list[dict[str, Any]] = []
 
 
 def interleave(
@@ -49,7 +62,7 @@ def interleave(
     for turn in range(max_rounds + 1):
         for name in forwards if turn % 2 else forwards[::-1]:
             if cancelled is not None and cancelled():
-                raise Cancelled("stopped between two timed calls")
+                raise Cancelled("stopped between two timed calls", samples)
             launch = cases[name][turn % len(cases[name])]
             if between is not None:
                 between(launch)

@@ -136,6 +136,23 @@ def _decode(query, k, v, tables, lens, out, lse, shape, scale, block_size, strid
                 lse[r * num_heads + head] = sums[i]
 
 
+def set_threads(threads: int | None = None) -> int:
+    """Set how many threads the kernels use when called from this Python thread; None leaves it.
+
+    Returns:
+        Threads in use.
+
+    Raises:
+        ValueError: not between 1 and what the machine offers.
+    """
+    most = numba.config.NUMBA_NUM_THREADS
+    if threads is not None:
+        if not 1 <= threads <= most:
+            raise ValueError(f"threads must be between 1 and {most}, got {threads}")
+        numba.set_num_threads(threads)
+    return int(numba.get_num_threads())
+
+
 class Tasks(NamedTuple):
     """How a launch is cut into tasks."""
 
