@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from apclab.blocks import BlockPool, BlockTable
+from apclab.bench import decode_step
 from apclab.clock import Cancelled
 from apclab.results import Record, validate
 from apclab.specs import ModelShape
@@ -15,41 +15,6 @@ LADDER: list[dict[str, Any]] = [
     {"level": "L3", "footprint_bytes": 2**24, "gb_per_s": 60.0, "threads": 2},
     {"level": "DRAM", "footprint_bytes": 2**30, "gb_per_s": 20.0, "threads": 2},
 ]
-
-
-class Step(NamedTuple):
-    """What `bench.decode_step` returns, as far as a page looks at it."""
-
-    workload: Workload
-    block_size: int
-    step: str
-    shared: BlockTable
-    private: BlockTable
-    realised_hit: float
-    readers_mean: float
-    hit_blocks: int
-    prompt_blocks: int
-
-
-def decode_step(workload: Workload, *, block_size: int = 16, step: str = "mid") -> Step:
-    """A real pool, without the bench around it."""
-    length = workload.seq_len(step)
-    blocks = -(-(workload.input_len + workload.output_len) // block_size)
-    pool = BlockPool((workload.batch + workload.prefix_groups) * blocks + 2, block_size=block_size)
-    for number, prompt in enumerate(workload.primers()):
-        pool.allocate_slots(f"primer {number}", prompt)
-        pool.free(f"primer {number}")
-    hits = 0
-    generated = workload.generated()
-    for number, prompt in enumerate(workload.prompts()):
-        hits += pool.get_computed_blocks(prompt).num_tokens // block_size
-        pool.allocate_slots(str(number), prompt)
-        pool.append_tokens(str(number), generated[number][: length - workload.input_len])
-    shared = pool.block_table()
-    full = workload.batch * (workload.input_len // block_size)
-    readers = shared.sharing().readers_mean
-    hit = hits / full if full else 0.0
-    return Step(workload, block_size, step, shared, shared.private(), hit, readers, hits, full)
 
 
 def record(

@@ -24,7 +24,7 @@ def decode_lab(numbers: dict[str, Any]) -> None:
     assert numbers["points"] == 9
     # 12 requests, 310 tokens each: 18 full blocks shared by all, 2 of their own
     assert numbers["readers_mean"] == pytest.approx(12 * 20 / (18 + 12 * 2))
-    assert numbers["realised_hit"] == 1.0
+    assert numbers["realised_hit"] == pytest.approx(288 / 300)
     # llama-13b in bfloat16 has 20,480 bytes a token in a layer; one copy of 18 blocks stays
     assert numbers["saved_bytes"] == 11 * 18 * 16 * 20_480
     assert numbers["own_readers"] == 1.0

@@ -66,7 +66,7 @@ def block_panel(table: "BlockTable") -> Panel:
 
 
 def step_text(table: "BlockTable", token_bytes: int) -> str:
-    """Readers and bytes of a step in one line: "readers 6.6, 635 MB -> 96.4 MB a layer".
+    """Readers and bytes of a step: "readers 6.6, a layer reads 635 MB, 96 MB of them distinct".
 
     Args:
         table: the step's shared block table.
@@ -75,16 +75,15 @@ def step_text(table: "BlockTable", token_bytes: int) -> str:
     sharing = table.sharing()
     logical = bytes_text(sharing.logical_bytes(token_bytes))
     distinct = bytes_text(sharing.distinct_bytes(token_bytes))
-    return f"readers {significant(sharing.readers_mean)}, {logical} -> {distinct} a layer"
+    readers = significant(sharing.readers_mean)
+    return f"readers {readers}, a layer reads {logical}, {distinct} of them distinct"
 
 
 def _title(entries: int, distinct: int, readers_mean: float) -> str:
     if entries == distinct:
-        return f"{entries:,} table entries, as many blocks:<br>nothing is shared"
-    return (
-        f"{entries:,} table entries point at {distinct:,} blocks:"
-        f"<br>{significant(readers_mean)} readers each"
-    )
+        return f"{entries:,} table entries,<br>as many blocks: no sharing"
+    readers = significant(readers_mean)
+    return f"{entries:,} entries, {distinct:,} blocks:<br>{readers} readers each"
 
 
 def _colours(most: int) -> list[list[float | str]]:
@@ -98,10 +97,13 @@ def _colours(most: int) -> list[list[float | str]]:
 def _colour_bar(most: int) -> dict[str, object]:
     ticks = sorted({1, (1 + most) // 2, most}) if most > 3 else list(range(1, most + 1))
     return {
-        "title": {"text": "readers", "side": "top", "font": {"size": 11}},
+        "title": {"text": "readers of the block", "side": "bottom", "font": {"size": 11}},
+        "orientation": "h",
+        "yanchor": "top",
         "tickvals": ticks,
         "ticktext": [str(tick) for tick in ticks],
-        "thickness": 10,
+        "thickness": 8,
+        "tickfont": {"size": 11},
         "outlinewidth": 0,
         "bgcolor": CLEAR,
     }

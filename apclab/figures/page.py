@@ -19,7 +19,7 @@ from apclab.figures.titles import (
     time_title,
 )
 
-HEIGHT = 780
+HEIGHT = 820
 MARGIN = {"l": 64, "r": 16, "t": 56, "b": 64}
 # panel -> row, column; the order of `lab_page` and of the traces
 PLACES = {"blocks": (1, 1), "time": (1, 2), "bandwidth": (2, 1), "roofline": (2, 2)}
@@ -36,8 +36,8 @@ def lab_page(panels: Mapping[str, Panel], *, theme: str = "auto") -> go.Figure:
         rows=2,
         cols=2,
         subplot_titles=[panel.title for panel in (panels[name] for name in PLACES)],
-        horizontal_spacing=0.19,
-        vertical_spacing=0.2,
+        horizontal_spacing=0.21,
+        vertical_spacing=0.24,
     )
     page.update_layout(layout(theme, height=HEIGHT, autosize=True, margin=MARGIN))
     for number, (name, (row, column)) in enumerate(PLACES.items()):
@@ -47,9 +47,9 @@ def lab_page(panels: Mapping[str, Panel], *, theme: str = "auto") -> go.Figure:
         page.layout.annotations[number].update(title)
         page.layout[_axis("xaxis", number)].update(panels[name].xaxis)
         page.layout[_axis("yaxis", number)].update(panels[name].yaxis)
-    right, (bottom, top) = page.layout.xaxis.domain[1], page.layout.yaxis.domain
-    bar = {"x": right + 0.01, "xanchor": "left", "y": (bottom + top) / 2, "len": top - bottom}
-    page.data[0].colorbar.update(bar)
+    # below the axis of its panel
+    left, right = page.layout.xaxis.domain
+    page.data[0].colorbar.update({"x": (left + right) / 2, "y": 0.525, "len": right - left})
     return page
 
 
@@ -116,7 +116,7 @@ def sweep_panels(
     points, given = best_points(rates), settings_text(settings, x)
     title = time_title(best_points(measured), x)
     if len(frame) and not measured:
-        title = "This view needs the first and last step:<br>press Run to measure them too"
+        title = "first and last step are missing:<br>press Run to measure them"
     return {
         "time": time_panel(measured, x, view, saved=saved, xs=xs, title=title, given=given),
         "bandwidth": bandwidth_panel(
@@ -125,8 +125,7 @@ def sweep_panels(
             x,
             saved=saved_rates,
             xs=xs,
-            title=bandwidth_title(points, x),
-            given=given,
+            title=bandwidth_title(points),
         ),
         "roofline": roofline_panel(
             rates, published, ladder, saved=saved_rates, title=roofline_title(points)

@@ -88,9 +88,20 @@ def lines(
 
 
 def _line(case: str, rows: pd.DataFrame, x: str) -> Line:
-    columns = (x, "p20", "p50", "p80", "gb_per_s", "x", "y")
-    values = [[float(value) for value in rows[column]] for column in columns]
-    return Line(case, *values, hover=[_hover(row) for row in rows.to_dict("records")])
+    def floats(column: str) -> list[float]:
+        return [float(value) for value in rows[column]]
+
+    return Line(
+        case=case,
+        x=floats(x),
+        low=floats("p20"),
+        middle=floats("p50"),
+        high=floats("p80"),
+        gb_per_s=floats("gb_per_s"),
+        reuse=floats("x"),
+        relative=floats("y"),
+        hover=[_hover(row) for row in rows.to_dict("records")],
+    )
 
 
 def _hover(row: dict[Any, Any]) -> str:

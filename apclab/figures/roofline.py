@@ -19,6 +19,7 @@ from apclab.figures.style import (
     alone,
     axis,
     significant,
+    small,
 )
 
 
@@ -64,7 +65,7 @@ def roofline_panel(
     return Panel(
         traces,
         axis(
-            "reuse: logical / distinct bytes<br><sup>hollow: published by others</sup>",
+            "reuse: logical / distinct bytes" + small("hollow: published by others"),
             type="log",
             range=[math.log10(0.8), math.log10(widest)],
             tickvals=LOG_TICKS,
@@ -77,22 +78,28 @@ def roofline_panel(
             tickvals=LOG_TICKS,
             ticktext=TICK_WORDS,
         ),
-        title or "Above 1 the cache delivers<br>what DRAM cannot (hollow: published)",
+        title or "above 1 the cache delivers<br>what DRAM cannot",
     )
 
 
 def _case(case: str, measured: Iterable[Line]) -> dict[str, Any]:
     mine = [line for line in measured if line.case == case]
     reuse = [value for line in mine for value in line.reuse]
-    furthest = max(range(len(reuse)), key=reuse.__getitem__, default=0)
+    relative = [value for line in mine for value in line.relative]
+    # the name goes where others are least in its way: private below, the rest to the right
+    named = max(
+        range(len(reuse)),
+        key=lambda i: -relative[i] if case == "private" else reuse[i],
+        default=0,
+    )
     return {
         "type": "scatter",
         "name": case,
         "x": reuse,
-        "y": [value for line in mine for value in line.relative],
+        "y": relative,
         "mode": "markers+text",
         "marker": {"color": COLOURS[case], "size": 9},
-        "text": [f"<b>{case}</b>" if i == furthest else "" for i in range(len(reuse))],
+        "text": [f"<b>{case}</b>" if i == named else "" for i in range(len(reuse))],
         "textposition": "bottom right" if case == "private" else "top center",
         "customdata": [text for line in mine for text in line.hover],
         "hovertemplate": "reuse %{x:.2f}, %{y:.2f} of DRAM<br>%{customdata}<extra></extra>",

@@ -53,6 +53,7 @@ def layout(theme: str, **more: Any) -> dict[str, Any]:
         "paper_bgcolor": paper,
         "plot_bgcolor": CLEAR,
         "showlegend": False,
+        "modebar": {"bgcolor": CLEAR, "color": GREY, "activecolor": ink},
         "hoverlabel": {"font": {"size": 12}, "align": "left"},
         **more,
     }
@@ -78,6 +79,11 @@ def alone(panel: Panel, theme: str) -> go.Figure:
     title = {"text": panel.title, "x": 0.02, "font": {"size": 15}}
     around = layout(theme, title=title, height=420, margin={"l": 70, "r": 90, "t": 60, "b": 60})
     return go.Figure(panel.traces, {**around, "xaxis": panel.xaxis, "yaxis": panel.yaxis})
+
+
+def small(text: str) -> str:
+    """A second, smaller line of an axis title."""
+    return f'<br><span style="font-size: 10px">{text}</span>'
 
 
 def translucent(colour: str, alpha: float) -> str:

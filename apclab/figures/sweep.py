@@ -19,6 +19,7 @@ from apclab.figures.style import (
     alone,
     axis,
     significant,
+    small,
     translucent,
 )
 
@@ -101,7 +102,7 @@ def time_panel(
         traces,
         _x_axis(x, [*xs, *_values([*measured, *saved])], given),
         axis(VIEWS[view], range=[0, 1.12 * top], tickformat=",", nticks=6),
-        title or "Decode time of each case:<br>press Run to measure it here",
+        title or "decode time of each case:<br>press Run to measure it",
     )
 
 
@@ -113,7 +114,6 @@ def bandwidth_panel(
     saved: Iterable[Line] = (),
     xs: Sequence[float] = (),
     title: str = "",
-    given: str = "",
 ) -> Panel:
     """GB/s against x as one panel of a page; two traces a case, then the ladder's."""
     check_axes(x)
@@ -127,7 +127,7 @@ def bandwidth_panel(
             _line(case, by_case.get(case), "gb_per_s", position),
             _saved(case, saved, "gb_per_s"),
         ]
-    xaxis = _x_axis(x, [*xs, *_values([*measured, *saved])], given)
+    xaxis = _x_axis(x, [*xs, *_values([*measured, *saved])])
     traces += _ladder(ladder, xaxis)
     rates = [rung["gb_per_s"] for rung in ladder]
     rates += [value for line in [*measured, *saved] for value in line.gb_per_s]
@@ -142,7 +142,7 @@ def bandwidth_panel(
             tickvals=LOG_TICKS,
             ticktext=TICK_WORDS,
         ),
-        title or "GB/s of each case against<br>what this machine's memory reads",
+        title or "read rate of each case<br>against this machine's memory",
     )
 
 
@@ -214,7 +214,7 @@ def _ladder(ladder: Ladder, xaxis: dict[str, Any]) -> list[dict[str, Any]]:
             "line": {"color": GREY, "width": 1, "dash": "dash"},
             "text": ["", f"{rung['level']} {significant(rung['gb_per_s'])}"] if rung else [],
             "textposition": "middle right",
-            "textfont": {"size": 11},
+            "textfont": {"size": 10},
             "cliponaxis": False,
             "hoverinfo": "skip",
         }
@@ -237,9 +237,9 @@ def _values(found: Iterable[Line]) -> list[float]:
     return [value for line in found for value in line.x]
 
 
-def _x_axis(x: str, values: Sequence[float], given: str) -> dict[str, Any]:
+def _x_axis(x: str, values: Sequence[float], given: str = "") -> dict[str, Any]:
     """The axis of a sweep, with room for names on the right; powers of two on a log axis."""
-    title = X_AXES[x] + (f"<br><sup>{given}</sup>" if given else "")
+    title = X_AXES[x] + (small(given) if given else "")
     if x == "cache_hit":
         ends, kind, ticks = [-0.04, 1.04 + _LABEL_ROOM], "linear", [0, 0.25, 0.5, 0.75, 1]
     else:

@@ -13,7 +13,7 @@ _SETTING_WORDS = {
     "input_len": "{:g} in",
     "output_len": "{:g} out",
     "cache_hit": "hit {:g}",
-    "prefix_groups": "{:g} group(s)",
+    "prefix_groups": "groups {:g}",
     "block_size": "block {:g}",
 }
 
@@ -59,22 +59,22 @@ def time_title(points: Sequence[Point], x: str) -> str:
     ratio = first.middle / last.middle
     apart = last.high < first.low or first.high < last.low
     if not apart or abs(ratio - 1) < _SAME:
-        return f"{last.case} and {first.case} take the same time<br>within noise"
+        return f"{last.case} and {first.case} take<br>the same time within noise"
     if ratio < 1:
-        return f"{last.case} is nowhere faster than {first.case}"
+        return f"{last.case} is nowhere faster<br>than {first.case}"
     return (
-        f"{last.case} is {significant(ratio)}× faster than {first.case}<br>at {_place(last.x, x)}"
+        f"{last.case} is {significant(ratio)}× faster<br>than {first.case} at {_place(last.x, x)}"
     )
 
 
-def bandwidth_title(points: Sequence[Point], x: str) -> str:
+def bandwidth_title(points: Sequence[Point]) -> str:
     """The highest rate in units of the DRAM rate; "" when there is none."""
     if not points:
         return ""
     best = max(points, key=lambda point: point.gb_per_s)
     return (
-        f"{best.case} reads {significant(best.gb_per_s)} GB/s, {significant(best.relative)}×"
-        f"<br>what DRAM delivers, at {_place(best.x, x)}"
+        f"{best.case} reads {significant(best.gb_per_s)} GB/s,"
+        f"<br>{significant(best.relative)}× what DRAM delivers"
     )
 
 
@@ -85,10 +85,10 @@ def roofline_title(points: Sequence[Point]) -> str:
     best = max(points, key=lambda point: point.reuse)
     if best.reuse < 1.05:
         share = significant(best.relative)
-        return f"Nothing is reused: DRAM is the roof,<br>{best.case} gets {share} of it"
+        return f"no reuse: {best.case} gets<br>{share}× the DRAM rate"
     return (
-        f"{best.case} wants each byte {significant(best.reuse)} times"
-        f"<br>and gets {significant(best.relative)}× the DRAM rate"
+        f"reuse {significant(best.reuse)}: {best.case} gets"
+        f"<br>{significant(best.relative)}× the DRAM rate"
     )
 
 

@@ -8,7 +8,6 @@ import ipywidgets as ipw
 
 from apclab.jobs import Job
 from apclab.results.store import measured_dir
-from apclab.widgets.controls import flow
 from apclab.widgets.sweep import Progress
 
 NO_OVERLAY, RUN_BEFORE = "no overlay", "overlay the run before"
@@ -37,13 +36,13 @@ class Actions:
         self._overlay = ipw.Dropdown(
             options=_overlay_options(),
             tooltip="show saved records behind the new ones",
-            layout={"width": "260px"},
+            layout={"width": "228px"},
         )
         self._overlay.observe(lambda change: overlay(change["new"]), "value")
         self._bar = ipw.FloatProgress(max=1.0, layout={"width": "180px"})
         self._pace, self._status = ipw.HTML(), ipw.HTML()
-        acts = flow(self._run, self._cancel, self._save, self._overlay, self._bar, self._pace)
-        self.widgets = [acts, self._status]
+        self.buttons = [self._run, self._cancel, self._save, self._overlay]
+        self.lines = [self._bar, self._pace, self._status]
 
     @property
     def status(self) -> str:

@@ -86,11 +86,13 @@ class Controls:
         finally:
             self._writing = False
 
-    def rows(self) -> list[Any]:
-        """The controls in rows that wrap in narrow windows."""
+    def rows(self) -> list[list[Any]]:
+        """The controls in the order of the page: what and how, the workload, the kernel."""
         menus = ("preset", "model", "dtype", "backend", "x", "view")
-        sliders = (*WORKLOAD_FIELDS, "block_size", "order", "l2")
-        return [flow(*(self.by_name[name] for name in names)) for names in (menus, sliders)]
+        kernel = ("block_size", "order", "l2")
+        return [
+            [self.by_name[name] for name in names] for names in (menus, WORKLOAD_FIELDS, kernel)
+        ]
 
     def _changed(self, name: str, value: Any) -> None:
         if self._writing:
@@ -123,8 +125,8 @@ def _menu(name: str, options: Any) -> Any:
         options=[(words.get(option, str(option)), option) for option in options],
         description=label,
         tooltip=tooltip,
-        layout={"width": "200px"},
-        style={"description_width": "66px"},
+        layout={"width": "174px"},
+        style={"description_width": "64px"},
     )
 
 
@@ -139,7 +141,7 @@ def _slider(name: str) -> Any:
         description=label,
         tooltip=tooltip,
         continuous_update=False,
-        layout={"width": "300px"},
+        layout={"width": "228px"},
         style={"description_width": "66px"},
         **step,
     )

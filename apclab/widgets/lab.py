@@ -16,7 +16,7 @@ from apclab.jobs import Job
 from apclab.results import Record
 from apclab.specs import ModelShape
 from apclab.widgets import actions
-from apclab.widgets.controls import Controls
+from apclab.widgets.controls import Controls, flow
 from apclab.widgets.page import Page
 from apclab.widgets.settings import Settings, start
 from apclab.widgets.sweep import Progress, sweep
@@ -62,11 +62,17 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
         self._drawn = self._saved = 0  # how many of the records are
         self._view = first.view  # that is drawn
         self._overlay = results.frame([])
-        self._page = Page(first, theme)
+        self._page = Page(first, theme, self._lock)
         self._controls = Controls(first, self._guarded(self._moved))
-        acts = (self.run, self.cancel, self.save, self._choose_overlay)
-        self._actions = actions.Actions(*map(self._guarded, acts))
-        children = [*self._controls.rows(), *self._actions.widgets, *self._page.widgets]
+        self._actions = actions.Actions(
+            run=self._guarded(self.run),
+            cancel=self._guarded(self.cancel),
+            save=self._guarded(self.save),
+            overlay=self._guarded(self._choose_overlay),
+        )
+        what, sliders, kernel = self._controls.rows()
+        rows = (what, sliders, [*kernel, *self._actions.buttons], self._actions.lines)
+        children = [*(flow(*row) for row in rows), *self._page.widgets]
         super().__init__(children, layout={"width": "100%"})
         self.add_class("apclab-lab")
         self._follow()
@@ -121,7 +127,8 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
             self._measured, self._records = self.settings, []
             self._drawn = self._saved = 0
             self._draw_sweep()
-            self._job.start(lambda: sweep(self._measured, self._job, self._add))
+            if not self._job.start(lambda: sweep(self._measured, self._job, self._add)):
+                raise RuntimeError("another lab began to measure just now")
         if block:
             self._wait()
             if self._job.exception is not None:
@@ -173,7 +180,8 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
             return self._page.static(theme)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        self._page.refresh()
+        with self._lock:
+            self._page.refresh()
         return super()._repr_mimebundle_(**kwargs)
 
     # callbacks: they may come from any thread, so they take the lock
@@ -206,21 +214,21 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
         if len(self._records) != self._drawn:
             self._draw_sweep()
         self._actions.follow(self._job)
-        if self._job.status in ("done", "cancelled", "error"):
-            self._page.refresh()
         self._actions.say(self._job.error or self._state(), bad=bool(self._job.error))
 
     def _state(self) -> str:
         """The state of the job in words."""
-        job, points, kept = self._job, len(self._measured.xs()), len(self._records)
+        job, points = self._job, len(self._measured.xs())
         match job.status:
             case "idle":
                 return f"{self.name}: press Run to measure {points} points"
             case "running":
                 phase = job.latest.phase if isinstance(job.latest, Progress) else ""
-                return f"{self.name} measures {self._measured.text()}" + (phase and f": {phase}")
+                return f"{self.name} measures {points} points" + (phase and f": {phase}")
             case _:
-                return f"{job.status}: {kept} records of {self._measured.text()}, Save keeps them"
+                left = len(self._records) - self._saved
+                done = f"{job.status}: {actions.points_done(job)} of {points} points measured"
+                return done + (f", {left} records to save" if left else "")
 
     def _draw_sweep(self) -> None:
         self._drawn, self._view = len(self._records), self.settings.view

@@ -1,6 +1,7 @@
 """The pictures of a decode lab and the sentences around them, drawn in place. No arithmetic."""
 
 import html
+import threading
 from collections.abc import Sequence
 
 import ipywidgets as ipw
@@ -25,6 +26,7 @@ class Page:
     Args:
         settings: of the first picture.
         theme: "auto", "light" or "dark".
+        lock: held while the figure is changed.
 
     Attributes:
         figure: the FigureWidget, made once: a second one would cost 5 MB and never be freed.
@@ -32,16 +34,19 @@ class Page:
         finding: what the last sweep found.
     """
 
-    def __init__(self, settings: Settings, theme: str) -> None:
+    def __init__(self, settings: Settings, theme: str, lock: threading.RLock) -> None:
         self._published = results.published()
-        self._theme = theme
+        self._theme, self._lock = theme, lock
         self.readout, self.finding = ipw.HTML(), ipw.HTML()
         self._panels = self._step_panel(settings)
         self._panels |= self._sweep_panels(settings, [], results.frame([]), settings.view)
         # the layout must come with the constructor: what a view gets first is fixed there
-        self.figure = go.FigureWidget(figures.lab_page(self._panels, theme=theme))
+        self._twin = figures.lab_page(self._panels, theme=theme)
+        self.figure = go.FigureWidget(self._twin)
+        for trace, live in zip(self._twin.data, self.figure.data, strict=True):
+            trace.uid = live.uid  # by which a view names a trace
         # the page follows its window, which plotly does inside a VBox only
-        self.figure._config = {**self.figure._config, "responsive": True}
+        self.figure._config = {**self.figure._config, "responsive": True, "displaylogo": False}
         self.figure.observe(self._fit, "_view_count")
         style = ipw.HTML(_STYLE if theme == "auto" else "", layout={"display": "none"})
         self.widgets = [style, self.readout, self.figure, self.finding]
@@ -69,11 +74,9 @@ class Page:
         A nested FigureWidget does not do so by itself, and what it would hand over is not whole:
         it drops properties that a view has reported back.
         """
-        present = self.static()
-        for trace, live in zip(present.data, self.figure.data, strict=True):
-            trace.uid = live.uid  # by which a view names a trace
-        self.figure._widget_data = present.to_dict()["data"]
-        self.figure._widget_layout = present.to_dict()["layout"]
+        present = self._twin.to_dict()
+        self.figure._widget_data = present["data"]
+        self.figure._widget_layout = present["layout"]
 
     def static(self, theme: str | None = None) -> go.Figure:
         """The same page as a plain figure, in its own theme unless another is given."""
@@ -81,18 +84,20 @@ class Page:
 
     def _fit(self, _: object) -> None:
         """Give a new view the width of its place: it was drawn before it had one."""
-        with self.figure.batch_update():
+        with self._lock, self.figure.batch_update():
             self.figure.layout.meta = self.figure._view_count
 
     def _draw(self, panels: dict[str, Panel]) -> None:
-        figures.redraw(self.figure, panels, self._panels)
+        for page in (self.figure, self._twin):
+            figures.redraw(page, panels, self._panels)
         self._panels |= panels
+        self.refresh()
 
     def _step_panel(self, settings: Settings) -> dict[str, Panel]:
         step = bench.decode_step(settings.workload, block_size=settings.block_size)
         self.readout.value = (
             f"hit asked {settings.workload.cache_hit:.2f}, realised <b>{step.realised_hit:.2f}</b> "
-            f"({step.hit_blocks} of {step.prompt_blocks} full prompt blocks) &emsp; "
+            f"({step.hit_blocks:.3g} of {step.prompt_blocks} full blocks of a prompt) &emsp; "
             + html.escape(figures.step_text(step.shared, settings.token_bytes()))
         )
         return {"blocks": figures.block_panel(step.shared)}

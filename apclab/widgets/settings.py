@@ -120,10 +120,6 @@ class Settings:
             case name:
                 return self.changed(**{name: int(x)})
 
-    def text(self) -> str:
-        """The sweep in words: "9 points of cache_hit, llama-13b bfloat16"."""
-        return f"{len(self.xs())} points of {self.x}, {self.shape.name} {self.dtype}"
-
     def token_bytes(self) -> int:
         """K and V of one token in one layer, bytes."""
         return self.shape.token_bytes(self.dtype)

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -42,15 +43,15 @@ class Lab:
         page.goto(self.url)
         idle = page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]")
         idle.wait_for(timeout=60_000)
-        # on a slow machine JupyterLab may ask which kernel to take, and then runs nothing
+        # asked too early, JupyterLab wants to know which kernel to take, and then runs nothing
         question = page.locator(".jp-Dialog button.jp-mod-accept")
         page.add_locator_handler(question, lambda button: button.click())
-        prompt = page.locator(".jp-InputPrompt").first
+        started = page.locator(".jp-InputPrompt").filter(has_text=re.compile(r"\[[0-9*]+\]"))
         for _ in range(5):
             page.locator(".lm-MenuBar-itemLabel", has_text="Run").first.click()
             page.locator(".lm-Menu-itemLabel", has_text="Run All Cells").first.click()
-            page.wait_for_timeout(2000)
-            if prompt.inner_text() != "[ ]:":
+            page.wait_for_timeout(1500)
+            if started.count():
                 break
         self.figure(page).wait_for(timeout=60_000)
 

@@ -1,0 +1,200 @@
+"""Figures from tables that a formula made up: what is drawn is what the records say."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+from apclab import figures, results
+from apclab.bench import decode_step
+from apclab.blocks import BlockTable
+from apclab.figures.titles import best_points, time_title
+from apclab.results import Record
+from apclab.workload import OWN_HISTORY, Workload
+from tests.fakes import LADDER, record
+
+CASES = ("private", "shared")
+HITS = (0.0, 0.5, 1.0)
+
+
+def sweep(*, steps: tuple[str, ...] = ("mid",), **changes: Any) -> list[Record]:
+    workloads = [Workload(batch=6, input_len=63, cache_hit=hit) for hit in HITS]
+    return [
+        record(workload, case, step=step, **changes)
+        for workload in workloads
+        for step in steps
+        for case in CASES
+    ]
+
+
+def traces(figure: go.Figure, name: str) -> list[Any]:
+    return [trace for trace in figure.data if trace.name == name]
+
+
+def test_time_shows_the_records() -> None:
+    records = sweep()
+    figure = figures.decode_time(results.frame(records), "cache_hit")
+    for case in CASES:
+        (trace,) = traces(figure, case)
+        mine = [record for record in records if record["case"] == case]
+        assert list(trace.x) == list(HITS)
+        assert list(trace.y) == [record["p50_us"] for record in mine]
+        assert trace.text[-1] == f"<b>{case}</b>"
+        assert trace.line.color == figures.COLOURS[case]
+        assert f"{mine[0]['p50_us']:,.1f} us" in trace.customdata[0]
+    band = figure.data[0]
+    assert max(band.y) == max(r["p80_us"] for r in records if r["case"] == "private")
+    assert min(band.y) == min(r["p20_us"] for r in records if r["case"] == "private")
+    assert figure.layout.yaxis.title.text.endswith("µs")
+
+
+@pytest.mark.parametrize(("view", "factor"), [("token", 40 / 1e3), ("output", 40 * 20 / 1e3)])
+def test_views_scale_a_layer(view: str, factor: float) -> None:
+    # equal times in all steps, so the output is tokens times layers times a step
+    records = sweep(steps=("first", "mid", "last"), time_us=1000.0)
+    figure = figures.decode_time(results.frame(records), view=view, num_layers=40)
+    (trace,) = traces(figure, "shared")
+    assert list(trace.y) == pytest.approx([1000.0 * factor] * 3)
+    assert figure.layout.yaxis.title.text.endswith("ms")
+
+
+def test_the_output_view_needs_three_steps() -> None:
+    assert figures.lines(results.frame(sweep()), "cache_hit", "output", 40) == []
+
+
+def test_bandwidth_has_the_ladder() -> None:
+    figure = figures.bandwidth(results.frame(sweep()), LADDER)
+    words = [trace.text[-1] for trace in figure.data if trace.text and not trace.name]
+    assert words == ["L2 150", "L3 60", "DRAM 20"]
+    (trace,) = traces(figure, "shared")
+    assert list(trace.y) == [r["gb_per_s"] for r in sweep() if r["case"] == "shared"]
+
+
+def test_roofline_has_measured_and_published_points() -> None:
+    records = sweep()
+    figure = figures.reuse_roofline(results.frame(records), results.published(), ladder=LADDER)
+    (private,) = traces(figure, "private")
+    (shared,) = traces(figure, "shared")
+    assert list(private.x) == [1.0] * 3
+    last = records[-1]
+    assert shared.x[-1] == last["logical_bytes"] / last["distinct_bytes"]
+    assert shared.y[-1] == last["gb_per_s"] / 20
+    roof = figure.data[0]
+    assert max(roof.y) == pytest.approx(60 / 20)  # last-level cache over DRAM
+    assert "cache 3× DRAM" in roof.text
+    known = results.published().dropna(subset=["x"])
+    assert list(figure.data[1].x) == pytest.approx(known["x"].tolist())
+    # issue 4860 does not state what was shared: a line, not a point
+    issue = figure.data[2]
+    assert "issue 4860" in issue.text
+    assert issue.y[0] == issue.y[1] == pytest.approx(635_904_000 / 252.511 / 1e3 / 2039)
+
+
+def test_block_picture_counts_readers() -> None:
+    tables = np.array([[1, 2, 3], [1, 2, 4], [1, 5, 0]], dtype=np.int32)
+    table = BlockTable(tables, np.array([40, 48, 17], dtype=np.int32), 16)
+    (trace,) = figures.block_picture(table).data
+    assert [list(row) for row in trace.z] == [[3, 2, 1], [3, 2, 1], [3, 1, None]]
+    assert [list(row) for row in trace.text] == tables.tolist()
+    assert [list(row) for row in trace.customdata] == [[16, 16, 8], [16, 16, 16], [16, 1]]
+    assert list(trace.y) == [0, 1, 2]
+
+
+def test_a_large_table_is_thinned_and_says_so() -> None:
+    step = decode_step(Workload(batch=256, input_len=1024, cache_hit=0.5), block_size=8)
+    figure = figures.block_picture(step.shared)
+    rows, columns = len(figure.data[0].z), len(figure.data[0].z[0])
+    assert rows * columns <= 12_000
+    assert list(figure.data[0].y)[:2] == [0, 3]
+    assert "1 of 3 is drawn" in figure.layout.yaxis.title.text
+
+
+def test_titles_state_what_was_found() -> None:
+    def title(records: list[Record]) -> str:
+        found = figures.lines(results.frame(records), "cache_hit")
+        return time_title(best_points(found), "cache_hit")
+
+    assert title([]) == ""
+    assert title(sweep()[:1]) == ""
+    assert title(sweep()).startswith("shared is ")
+    assert title(sweep()).endswith("at cache hit 1")
+    own = [record(OWN_HISTORY, case, time_us=1000) for case in CASES]
+    assert "same time" in title(own)
+    slower = [record(OWN_HISTORY, case, time_us=t) for case, t in zip(CASES, (1, 2), strict=True)]
+    assert "nowhere faster" in title(slower)
+
+
+def panels(records: list[Record], overlay: list[Record], view: str = "layer") -> Any:
+    step = decode_step(Workload(batch=6, input_len=63))
+    return {"blocks": figures.block_panel(step.shared)} | figures.sweep_panels(
+        results.frame(records),
+        "cache_hit",
+        view,
+        overlay=results.frame(overlay),
+        published=results.published(),
+        ladder=LADDER,
+        xs=HITS,
+        num_layers=40,
+        settings={"batch": 6, "input_len": 63, "output_len": 20, "cache_hit": 1.0}
+        | {"prefix_groups": 1, "block_size": 16},
+    )
+
+
+def test_a_page_redrawn_equals_a_page_drawn() -> None:
+    old, new = panels([], []), panels(sweep(), sweep(time_us=500.0))
+    page = figures.lab_page(old)
+    figures.redraw(page, new, old)
+    assert page.to_dict() == figures.lab_page(new).to_dict()
+    figures.redraw(page, old, new)
+    assert page.to_dict() == figures.lab_page(old).to_dict()
+
+
+def test_two_saved_sweeps_do_not_touch() -> None:
+    other = [record(Workload(batch=7, input_len=63, cache_hit=hit), "shared") for hit in (0.0, 1.0)]
+    page = figures.lab_page(panels([], [*sweep(), *other]))
+    saved = [trace for trace in page.data if trace.yaxis == "y2" and trace.line.dash == "dot"]
+    private, shared = ([*trace.x] for trace in saved if trace.x)
+    assert private == [*HITS, None]
+    assert shared == [*HITS, None, 0.0, 1.0, None]
+
+
+def test_nothing_that_a_browser_gets_is_an_array() -> None:
+    # some front ends cannot unpack NumPy's typed arrays
+    page = figures.lab_page(panels(sweep(), sweep()))
+    text = json.dumps(page.to_dict())  # would raise on an array
+    assert "bdata" not in text
+    assert "NaN" not in text
+
+
+@pytest.mark.parametrize("theme", figures.THEMES)
+def test_themes(theme: str) -> None:
+    page = figures.lab_page(panels(sweep(), []), theme=theme)
+    clear = page.layout.paper_bgcolor == "rgba(0,0,0,0)"
+    assert clear == (theme == "auto")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"x": "hit"}, "x must be one of cache_hit, batch, .*, got 'hit'"),
+        ({"view": "year"}, "view must be one of layer, token, output, got 'year'"),
+        ({"view": "token"}, "num_layers must be given for view 'token'"),
+        ({"theme": "neon"}, "theme must be one of auto, light, dark, got 'neon'"),
+    ],
+)
+def test_misuse_is_named(arguments: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        figures.decode_time(results.frame(sweep()), **arguments)  # type: ignore[arg-type]
+
+
+def test_a_log_axis_has_the_points_as_ticks() -> None:
+    records = [
+        record(Workload(batch=batch, input_len=63), case) for batch in (1, 8) for case in CASES
+    ]
+    axis = figures.decode_time(results.frame(records), "batch").layout.xaxis
+    assert axis.type == "log"
+    assert list(axis.tickvals) == [1, 8]
+    assert axis.range[0] < 0 < math.log10(8) < axis.range[1]
