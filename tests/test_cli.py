@@ -209,7 +209,7 @@ def _change(name: str, value: object) -> dict[str, object]:
     ("changes", "words"),
     [
         (_change("seq_lens", None), "seq_lens missing; the file holds block_tables"),
-        (_change("block_tables", STEP["block_tables"].astype(np.int64)), "int32, got int64"),  # type: ignore[attr-defined]
+        (_change("block_tables", STEP["block_tables"].astype(np.int64)), "int32, got int64"),
         (_change("block_tables", np.arange(3, dtype=np.int32)), "2 dimension"),
         (_change("seq_lens", np.array([40], dtype=np.int32)), "seq_lens must be [2]"),
         (_change("seq_lens", np.array([40, 50], dtype=np.int32)), "50 in row 1"),
@@ -414,7 +414,7 @@ def test_records_of_a_cancelled_measurement_are_shown(
 ) -> None:
     def cancel(*_: object, **__: object) -> None:
         error = clock.Cancelled("stopped between two timed calls")
-        error.records = sample_pair(382.0, 252.5)  # type: ignore[attr-defined]
+        error.records = sample_pair(382.0, 252.5)
         raise error
 
     monkeypatch.setattr(bench, "compare_decode", cancel)
