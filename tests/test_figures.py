@@ -84,7 +84,7 @@ def test_roofline_has_measured_and_published_points() -> None:
     assert shared.y[-1] == last["gb_per_s"] / 20
     roof = figure.data[0]
     assert max(roof.y) == pytest.approx(60 / 20)  # last-level cache over DRAM
-    assert "cache 3× DRAM" in roof.text
+    assert "cache 3.0× DRAM" in roof.text
     known = results.published().dropna(subset=["x"])
     assert list(figure.data[1].x) == pytest.approx(known["x"].tolist())
     # issue 4860 does not state what was shared: a line, not a point
@@ -120,7 +120,7 @@ def test_titles_state_what_was_found() -> None:
     assert title([]) == ""
     assert title(sweep()[:1]) == ""
     assert title(sweep()).startswith("shared is ")
-    assert title(sweep()).endswith("at cache hit 1")
+    assert title(sweep()).endswith("at hit 1")
     own = [record(OWN_HISTORY, case, time_us=1000) for case in CASES]
     assert "same time" in title(own)
     slower = [record(OWN_HISTORY, case, time_us=t) for case, t in zip(CASES, (1, 2), strict=True)]
@@ -157,8 +157,21 @@ def test_two_saved_sweeps_do_not_touch() -> None:
     page = figures.lab_page(panels([], [*sweep(), *other]))
     saved = [trace for trace in page.data if trace.yaxis == "y2" and trace.line.dash == "dot"]
     private, shared = ([*trace.x] for trace in saved if trace.x)
-    assert private == [*HITS, None]
-    assert shared == [*HITS, None, 0.0, 1.0, None]
+    assert private == [*HITS]
+    assert shared == [*HITS, None, 0.0, 1.0]
+
+
+def test_no_record_is_left_out() -> None:
+    # two sweeps in one table, and groups that follow a small batch
+    both = [*sweep(), *sweep(block_size=32)]
+    (trace,) = traces(figures.decode_time(results.frame(both)), "shared")
+    assert list(trace.x) == [*HITS, None, *HITS]
+    batches = [
+        record(Workload(batch=batch, input_len=63, prefix_groups=min(batch, 4)), "shared")
+        for batch in (1, 3, 8)
+    ]
+    (trace,) = traces(figures.decode_time(results.frame(batches), "batch"), "shared")
+    assert list(trace.x) == [1, 3, 8]
 
 
 def test_nothing_that_a_browser_gets_is_an_array() -> None:

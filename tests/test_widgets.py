@@ -132,7 +132,7 @@ def test_another_slider_gives_other_records() -> None:
     # the first run can be laid behind the second
     lab._actions._overlay.value = widgets.actions.RUN_BEFORE
     dotted = [t for t in lab._page.figure.data if t.yaxis == "y2" and t.line.dash == "dot"]
-    assert sum(len(trace.x or []) for trace in dotted) == 2 * (3 + 1)
+    assert sum(len(trace.x or []) for trace in dotted) == 2 * 3
 
 
 def test_whole_output_measures_three_steps() -> None:
@@ -225,7 +225,7 @@ def test_save_and_overlay(tmp_path: Path) -> None:
     fresh = small()
     fresh._actions._overlay.value = str(file)
     dotted = [t for t in fresh._page.figure.data if t.yaxis == "y2" and t.line.dash == "dot"]
-    assert [len(trace.x or []) for trace in dotted] == [4, 4, 0]
+    assert [len(trace.x or []) for trace in dotted] == [3, 3, 0]
     fresh._actions._overlay.value = widgets.actions.NO_OVERLAY
     assert [len(trace.x or []) for trace in dotted] == [0, 0, 0]
 

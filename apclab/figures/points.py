@@ -79,7 +79,9 @@ def lines(
     if view != "output" and len(steps) > 1:
         frame = frame[frame["step"] == ("mid" if "mid" in steps else min(steps))]
     times = decode_times(frame, view, num_layers or 1)
-    keys = [column for column in _SWEEP if column != x]
+    # a batch smaller than the prefix groups takes them down with it
+    free = {x, "prefix_groups"} if x == "batch" else {x}
+    keys = [column for column in _SWEEP if column not in free]
     return [
         _line(case, sweep.drop_duplicates(x, keep="last").sort_values(x), x)
         for case in CASES

@@ -13,13 +13,14 @@ from apclab.figures.style import (
     COLOURS,
     GREY,
     LOG_TICKS,
+    NO_TEXT,
     TICK_WORDS,
     Ladder,
     Panel,
     alone,
     axis,
-    significant,
     small,
+    times,
 )
 
 
@@ -99,8 +100,8 @@ def _case(case: str, measured: Iterable[Line]) -> dict[str, Any]:
         "y": relative,
         "mode": "markers+text",
         "marker": {"color": COLOURS[case], "size": 9},
-        "text": [f"<b>{case}</b>" if i == named else "" for i in range(len(reuse))],
-        "textposition": "bottom right" if case == "private" else "top center",
+        "text": [f"<b>{case}</b>" if i == named else NO_TEXT for i in range(len(reuse))],
+        "textposition": "bottom right" if case == "private" else "middle right",
         "customdata": [text for line in mine for text in line.hover],
         "hovertemplate": "reuse %{x:.2f}, %{y:.2f} of DRAM<br>%{customdata}<extra></extra>",
     }
@@ -152,7 +153,7 @@ def _unknown_reuse(published: pd.DataFrame | None) -> dict[str, Any]:
         "y": [y for _, y in ends],
         "mode": "lines+text",
         "line": {"color": COLOURS["shared"], "width": 1.5, "dash": "dot"},
-        "text": [text for row in rows for text in ("", _short(row))],
+        "text": [text for row in rows for text in (NO_TEXT, _short(row))],
         "textposition": "top left",
         "textfont": {"size": 11},
         "customdata": [_source(row) for row in rows for _ in range(2)],
@@ -171,8 +172,8 @@ def _roof(ladder: Ladder, widest: float) -> dict[str, Any]:
         "y": [min(x, corner) for x in xs],
         "mode": "lines+text",
         "line": {"color": GREY, "width": 1.5},
-        "text": ["", "", "", f"cache {significant(corner)}× DRAM" if ratio else ""],
-        "textposition": "top left",
+        "text": [*[NO_TEXT] * 3, f"cache {times(corner)} DRAM" if ratio else NO_TEXT],
+        "textposition": "bottom left",
         "textfont": {"size": 11},
         "hoverinfo": "skip",
     }

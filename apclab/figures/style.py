@@ -24,6 +24,9 @@ Ladder = Sequence[Mapping[str, Any]]
 LOG_TICKS = [step * 10.0**power for power in range(-3, 5) for step in (1, 2, 5)]
 TICK_WORDS = [f"{tick:g}" for tick in LOG_TICKS]
 
+# for points without a name: plotly would remove the text of an empty one, and never bring it back
+NO_TEXT = " "
+
 
 class Panel(NamedTuple):
     """One picture, ready to stand alone or in a grid; every panel has a fixed number of traces."""
@@ -79,6 +82,11 @@ def alone(panel: Panel, theme: str) -> go.Figure:
     title = {"text": panel.title, "x": 0.02, "font": {"size": 15}}
     around = layout(theme, title=title, height=420, margin={"l": 70, "r": 90, "t": 60, "b": 60})
     return go.Figure(panel.traces, {**around, "xaxis": panel.xaxis, "yaxis": panel.yaxis})
+
+
+def times(ratio: float) -> str:
+    """A ratio for people: 2.4×, or 0.86×."""
+    return f"{ratio:.1f}×" if ratio >= 1 else f"{ratio:.2f}×"
 
 
 def small(text: str) -> str:

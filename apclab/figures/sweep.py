@@ -13,6 +13,7 @@ from apclab.figures.style import (
     COLOURS,
     GREY,
     LOG_TICKS,
+    NO_TEXT,
     TICK_WORDS,
     Ladder,
     Panel,
@@ -87,21 +88,26 @@ def time_panel(
     """
     check_axes(x, view)
     measured, saved = list(measured), list(saved)
-    by_case = {line.case: line for line in measured}
-    positions = _label_positions(by_case.values(), "middle", logarithmic=False)
+    positions = _label_positions(measured, "middle", logarithmic=False)
     traces: list[dict[str, Any]] = []
     for case in CASES:
-        line = by_case.get(case)
+        position = positions.get(case, "middle right")
         traces += [
-            _band(case, line),
-            _line(case, line, "middle", positions.get(case, "middle right")),
+            _band(case, measured),
+            _line(case, measured, "middle", position),
             _saved(case, saved, "middle"),
         ]
     top = max((value for line in [*measured, *saved] for value in line.high), default=1.0)
     return Panel(
         traces,
         _x_axis(x, [*xs, *_values([*measured, *saved])], given),
-        axis(VIEWS[view], range=[0, 1.12 * top], tickformat=",", nticks=6),
+        axis(
+            VIEWS[view],
+            range=[0, 1.12 * top],
+            tickformat=",",
+            nticks=6,
+            showticklabels=bool(measured or saved),
+        ),
         title or "decode time of each case:<br>press Run to measure it",
     )
 
@@ -118,13 +124,12 @@ def bandwidth_panel(
     """GB/s against x as one panel of a page; two traces a case, then the ladder's."""
     check_axes(x)
     measured, saved = list(measured), list(saved)
-    by_case = {line.case: line for line in measured}
-    positions = _label_positions(by_case.values(), "gb_per_s", logarithmic=True)
+    positions = _label_positions(measured, "gb_per_s", logarithmic=True)
     traces: list[dict[str, Any]] = []
     for case in CASES:
         position = positions.get(case, "middle right")
         traces += [
-            _line(case, by_case.get(case), "gb_per_s", position),
+            _line(case, measured, "gb_per_s", position),
             _saved(case, saved, "gb_per_s"),
         ]
     xaxis = _x_axis(x, [*xs, *_values([*measured, *saved])])
@@ -141,16 +146,18 @@ def bandwidth_panel(
             range=[math.log10(0.8 * low), math.log10(1.3 * high)],
             tickvals=LOG_TICKS,
             ticktext=TICK_WORDS,
+            showticklabels=bool(rates),
         ),
         title or "read rate of each case<br>against this machine's memory",
     )
 
 
-def _band(case: str, line: Line | None) -> dict[str, Any]:
+def _band(case: str, measured: Iterable[Line]) -> dict[str, Any]:
+    mine = [line for line in measured if line.case == case]
     return {
         "type": "scatter",
-        "x": [*line.x, *line.x[::-1]] if line else [],
-        "y": [*line.high, *line.low[::-1]] if line else [],
+        "x": _joined([*line.x, *line.x[::-1]] for line in mine),
+        "y": _joined([*line.high, *line.low[::-1]] for line in mine),
         "mode": "lines",
         "fill": "toself",
         "fillcolor": translucent(COLOURS[case], 0.25),
@@ -160,43 +167,46 @@ def _band(case: str, line: Line | None) -> dict[str, Any]:
     }
 
 
-def _line(case: str, line: Line | None, quantity: str, position: str) -> dict[str, Any]:
-    y = getattr(line, quantity) if line else []
+def _line(case: str, measured: Iterable[Line], quantity: str, position: str) -> dict[str, Any]:
+    name = f"<b>{case}</b>"
+    mine = [line for line in measured if line.case == case]
     return {
         "type": "scatter",
         "name": case,
-        "x": line.x if line else [],
-        "y": y,
+        "x": _joined(line.x for line in mine),
+        "y": _joined(getattr(line, quantity) for line in mine),
         "mode": "lines+markers+text",
         "line": {"color": COLOURS[case], "width": 2.5},
         "marker": {"color": COLOURS[case], "size": 7},
-        "text": ["" for _ in y[1:]] + [f"<b>{case}</b>"] if y else [],
+        # the name stands at the end of a line
+        "text": _joined([*[NO_TEXT] * (len(line.x) - 1), name] for line in mine),
         "textposition": position,
         "cliponaxis": False,
-        "customdata": line.hover if line else [],
+        "customdata": _joined(line.hover for line in mine),
         "hovertemplate": "%{customdata}<extra></extra>",
     }
 
 
 def _saved(case: str, saved: Iterable[Line], quantity: str) -> dict[str, Any]:
-    x: list[float | None] = []
-    y: list[float | None] = []
-    hover: list[str] = []
-    for line in saved:
-        if line.case == case:  # a gap parts two sweeps
-            x += [*line.x, None]
-            y += [*getattr(line, quantity), None]
-            hover += [f"saved: {text}" for text in [*line.hover, ""]]
+    mine = [line for line in saved if line.case == case]
     return {
         "type": "scatter",
-        "x": x,
-        "y": y,
+        "x": _joined(line.x for line in mine),
+        "y": _joined(getattr(line, quantity) for line in mine),
         "mode": "lines+markers",
         "line": {"color": COLOURS[case], "width": 1.5, "dash": "dot"},
         "marker": {"color": COLOURS[case], "size": 8, "symbol": "circle-open"},
-        "customdata": hover,
-        "hovertemplate": "%{customdata}<extra></extra>",
+        "customdata": _joined(line.hover for line in mine),
+        "hovertemplate": "saved: %{customdata}<extra></extra>",
     }
+
+
+def _joined(parts: Iterable[list[Any]]) -> list[Any]:
+    """Values of several lines in one trace, None between them, where plotly leaves a gap."""
+    joined: list[Any] = []
+    for part in parts:
+        joined += [None, *part] if joined else part
+    return joined
 
 
 def _ladder(ladder: Ladder, xaxis: dict[str, Any]) -> list[dict[str, Any]]:
@@ -212,7 +222,7 @@ def _ladder(ladder: Ladder, xaxis: dict[str, Any]) -> list[dict[str, Any]]:
             "y": [rung["gb_per_s"]] * 2 if rung else [],
             "mode": "lines+text",
             "line": {"color": GREY, "width": 1, "dash": "dash"},
-            "text": ["", f"{rung['level']} {significant(rung['gb_per_s'])}"] if rung else [],
+            "text": [NO_TEXT, f"{rung['level']} {significant(rung['gb_per_s'])}"] if rung else [],
             "textposition": "middle right",
             "textfont": {"size": 10},
             "cliponaxis": False,
@@ -225,7 +235,7 @@ def _ladder(ladder: Ladder, xaxis: dict[str, Any]) -> list[dict[str, Any]]:
 def _label_positions(found: Iterable[Line], quantity: str, *, logarithmic: bool) -> dict[str, str]:
     """Where to write the names: beside the last points, apart when those lie close together."""
     ends = sorted((getattr(line, quantity)[-1], line.case) for line in found)
-    if len(ends) < 2:
+    if len({case for _, case in ends}) < 2:
         return {}
     highest = max(value for value, _ in ends)
     (low, lower), (high, upper) = ends[0], ends[-1]

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from apclab.figures.points import X_AXES, Line
-from apclab.figures.style import significant
+from apclab.figures.points import Line
+from apclab.figures.style import significant, times
 
 # a difference of medians below this is not claimed, as in the sentence of `results`
 _SAME = 0.02
@@ -62,9 +62,8 @@ def time_title(points: Sequence[Point], x: str) -> str:
         return f"{last.case} and {first.case} take<br>the same time within noise"
     if ratio < 1:
         return f"{last.case} is nowhere faster<br>than {first.case}"
-    return (
-        f"{last.case} is {significant(ratio)}× faster<br>than {first.case} at {_place(last.x, x)}"
-    )
+    place = _SETTING_WORDS[x].format(last.x)
+    return f"{last.case} is {times(ratio)} faster<br>than {first.case} at {place}"
 
 
 def bandwidth_title(points: Sequence[Point]) -> str:
@@ -74,7 +73,7 @@ def bandwidth_title(points: Sequence[Point]) -> str:
     best = max(points, key=lambda point: point.gb_per_s)
     return (
         f"{best.case} reads {significant(best.gb_per_s)} GB/s,"
-        f"<br>{significant(best.relative)}× what DRAM delivers"
+        f"<br>{times(best.relative)} what DRAM delivers"
     )
 
 
@@ -84,11 +83,9 @@ def roofline_title(points: Sequence[Point]) -> str:
         return ""
     best = max(points, key=lambda point: point.reuse)
     if best.reuse < 1.05:
-        share = significant(best.relative)
-        return f"no reuse: {best.case} gets<br>{share}× the DRAM rate"
+        return f"no reuse: {best.case} gets<br>{times(best.relative)} the DRAM rate"
     return (
-        f"reuse {significant(best.reuse)}: {best.case} gets"
-        f"<br>{significant(best.relative)}× the DRAM rate"
+        f"reuse {significant(best.reuse)}: {best.case} gets<br>{times(best.relative)} the DRAM rate"
     )
 
 
@@ -96,7 +93,3 @@ def settings_text(values: dict[str, Any], x: str) -> str:
     """The settings that a sweep holds fixed: "batch 100, 300 in, 20 out"."""
     words = [text.format(values[name]) for name, text in _SETTING_WORDS.items() if name != x]
     return ", ".join(words)
-
-
-def _place(value: float, x: str) -> str:
-    return f"{X_AXES[x].split(',')[0]} {significant(value)}"

@@ -61,7 +61,7 @@ class Actions:
         self._run.disabled, self._cancel.disabled = running, not running
         self._bar.value = job.progress
         self._bar.bar_style = _BAR_STYLES.get(job.status, "")
-        self._pace.value = html.escape(pace(job))
+        self._pace.value = html.escape(pace(job)) if running else ""
 
     def list_overlays(self) -> None:
         """Bring the menu of saved files up to date; the choice stays."""
@@ -71,13 +71,11 @@ class Actions:
 
 
 def pace(job: Job) -> str:
-    """Points done and time left: "5/9, 12 s left"; "" when no job has reported."""
+    """Points done and time left: "5/9, 12 s left"; "" before a job has reported."""
     if not isinstance(job.latest, Progress):
         return ""
-    text = f"{job.latest.done}/{job.latest.points}"
-    if job.status == "running" and job.remaining_s is not None:
-        text += f", {job.remaining_s:.0f} s left"
-    return text
+    left = "" if job.remaining_s is None else f", {job.remaining_s:.0f} s left"
+    return f"{job.latest.done}/{job.latest.points}{left}"
 
 
 def points_done(job: Job) -> int:

@@ -105,7 +105,7 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
         return results.frame(self.records)
 
     @property
-    def status(self) -> jobs.Status:
+    def status(self) -> str:
         """State of the last run: idle, running, done, cancelled or error."""
         return self._job.status
 
