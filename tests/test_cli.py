@@ -22,7 +22,7 @@ from tests.sample_records import sample_pair
 
 Calls = list[dict[str, Any]]
 # a step that takes milliseconds: 2 requests of 40 and 33 tokens that share their first block
-STEP = {
+STEP: dict[str, Any] = {
     "block_tables": np.array([[5, 3, 7], [5, 2, 4]], dtype=np.int32),
     "seq_lens": np.array([40, 33], dtype=np.int32),
     "num_blocks": 9,
