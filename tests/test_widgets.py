@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 import pytest
 
 from apclab import bench, figures, results, widgets
+from apclab.clock import Cancelled
 from apclab.specs import ModelShape
 from apclab.widgets import DecodeLab, Settings
 from apclab.workload import ISSUE_4860, OWN_HISTORY, Workload
@@ -100,7 +101,7 @@ def test_presets_and_groups_move_the_sliders() -> None:
     assert lab.settings.workload == ISSUE_4860
 
 
-def test_cancel_keeps_complete_points() -> None:
+def test_cancel_keeps_what_was_measured() -> None:
     lab = small(budget_s=0.1)
     click(lab, "Run")
     while len(lab.records) < 4:
@@ -116,6 +117,21 @@ def test_cancel_keeps_complete_points() -> None:
     lab.change(budget_s=0.01)
     lab.cancel()
     assert lab.wait(5)
+
+
+def test_cancel_keeps_a_point_that_it_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(workload: Workload, *_: Any, **__: Any) -> Any:
+        stop = Cancelled("stopped")
+        stop.records = [record(workload, case) for case in ("private", "shared")]
+        lab.cancel()
+        raise stop
+
+    lab = small()
+    monkeypatch.setattr(bench, "compare_decode", stopped)
+    lab.run(block=True)
+    assert lab.status == "cancelled"
+    assert drawn(lab, "shared") == ([0.0], [lab.records[1]["p50_us"]])
+    assert lab._actions.status == "cancelled: 0 of 9 points measured, 2 records to save"
 
 
 def test_another_slider_gives_other_records() -> None:

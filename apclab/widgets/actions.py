@@ -31,7 +31,7 @@ class Actions:
     ) -> None:
         self._run = _button("Run", "play", run, "measure the sweep on this machine")
         self._run.button_style = "primary"
-        self._cancel = _button("Cancel", "stop", cancel, "stop; points that are complete stay")
+        self._cancel = _button("Cancel", "stop", cancel, "stop; what was measured stays")
         self._save = _button("Save", "save", save, "append the records to a file")
         self._overlay = ipw.Dropdown(
             options=_overlay_options(),

@@ -114,7 +114,7 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
 
         Args:
             block: wait for the end and print a line a point. An interrupt cancels the run and
-                keeps the points that are complete.
+                keeps what was measured.
 
         Raises:
             RuntimeError: a lab of this process is measuring already.
@@ -135,7 +135,7 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
                 raise self._job.exception
 
     def cancel(self) -> None:
-        """Stop the run; points that are complete stay."""
+        """Stop the run; what was measured stays."""
         self._job.cancel()
 
     def wait(self, timeout: float | None = None) -> bool:

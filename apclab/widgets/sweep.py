@@ -21,12 +21,12 @@ class Progress(NamedTuple):
 def sweep(
     settings: Settings, job: Job, add: Callable[[list[Record]], None]
 ) -> Iterator[tuple[float, Progress]]:
-    """Measure every point; records of a point arrive together, so that a cancel leaves whole ones.
+    """Measure every point; the records of a point arrive together.
 
     Args:
         settings: what to measure.
         job: told of progress inside a point, asked whether to stop.
-        add: called with the records of each finished point.
+        add: called with the records of each point, also of one that a cancel cut short.
     """
     xs, steps = settings.xs(), settings.steps()
     parts = len(xs) * len(steps)
@@ -51,7 +51,10 @@ def sweep(
                     cancelled=job.cancelled,
                     progress=report,
                 )
-            except Cancelled:
+            except Cancelled as stop:
+                # what was timed before the stop is a measurement, its records say how short
+                if kept := records + stop.records:
+                    add(kept)
                 return
         add(records)
         yield (done + 1) / len(xs), Progress(done + 1, len(xs), "")
