@@ -66,7 +66,7 @@ def roofline_panel(
     return Panel(
         traces,
         axis(
-            "reuse: logical / distinct bytes" + small("hollow: published by others"),
+            "reuse: logical / distinct bytes" + small("hollow: published, dotted: vLLM issue 4860"),
             type="log",
             range=[math.log10(0.8), math.log10(widest)],
             tickvals=LOG_TICKS,
@@ -151,11 +151,8 @@ def _unknown_reuse(published: pd.DataFrame | None) -> dict[str, Any]:
         "type": "scatter",
         "x": [x for x, _ in ends],
         "y": [y for _, y in ends],
-        "mode": "lines+text",
+        "mode": "lines",
         "line": {"color": COLOURS["shared"], "width": 1.5, "dash": "dot"},
-        "text": [text for row in rows for text in (NO_TEXT, _short(row))],
-        "textposition": "top left",
-        "textfont": {"size": 11},
         "customdata": [_source(row) for row in rows for _ in range(2)],
         "hovertemplate": "%{y:.2f} of DRAM, reuse not stated<br>%{customdata}<extra></extra>",
     }
@@ -187,10 +184,6 @@ def _cache_to_dram(ladder: Ladder) -> float | None:
         return None
     last = max(caches, key=lambda rung: rung["footprint_bytes"])
     return float(last["gb_per_s"] / dram[0])
-
-
-def _short(row: dict[Any, Any]) -> str:
-    return str(row["study"]).replace("vLLM ", "")
 
 
 def _source(row: dict[Any, Any]) -> str:

@@ -19,7 +19,6 @@ from apclab.figures.style import (
     Panel,
     alone,
     axis,
-    significant,
     small,
     translucent,
 )
@@ -222,7 +221,7 @@ def _ladder(ladder: Ladder, xaxis: dict[str, Any]) -> list[dict[str, Any]]:
             "y": [rung["gb_per_s"]] * 2 if rung else [],
             "mode": "lines+text",
             "line": {"color": GREY, "width": 1, "dash": "dash"},
-            "text": [NO_TEXT, f"{rung['level']} {significant(rung['gb_per_s'])}"] if rung else [],
+            "text": [NO_TEXT, f"{rung['level']} {rung['gb_per_s']:.0f}"] if rung else [],
             "textposition": "middle right",
             "textfont": {"size": 10},
             "cliponaxis": False,

@@ -32,38 +32,46 @@ class Point(NamedTuple):
 
 
 def best_points(measured: Sequence[Line]) -> list[Point]:
-    """The points of all cases where the last case gains most over the first one."""
-    if not measured:
-        return []
-    first, last = measured[0], measured[-1]
-    gains = {
-        x: first.middle[first.x.index(x)] / middle
-        for x, middle in zip(last.x, last.middle, strict=True)
-        if x in first.x
-    }
+    """The points of all cases at the place where the last case gains most over the first one.
+
+    A gain counts where the ranges of the two are apart; if that is nowhere, anywhere.
+    """
+    places = [_points(measured, x) for x in (measured[-1].x if measured else [])]
+    pairs = [points for points in places if len(points) > 1]
+    clear = [points for points in pairs if _gain(points) > 1 and _apart(points)]
     # without a second case there is no gain: take the last point
-    place = max(gains, key=lambda x: (gains[x], x)) if gains else last.x[-1]
+    return max(clear or pairs, key=_gain, default=places[-1] if places else [])
+
+
+def _points(measured: Sequence[Line], x: float) -> list[Point]:
     found = []
     for line in measured:
-        if place in line.x:
-            i = line.x.index(place)
+        if x in line.x:
+            i = line.x.index(x)
             found.append(Point(line.case, *(values[i] for values in line[1:8])))
     return found
+
+
+def _gain(points: Sequence[Point]) -> float:
+    return points[0].middle / points[-1].middle
+
+
+def _apart(points: Sequence[Point]) -> bool:
+    first, last = points[0], points[-1]
+    return last.high < first.low or first.high < last.low
 
 
 def time_title(points: Sequence[Point], x: str) -> str:
     """How the last case compares with the first one; "" when there are not two."""
     if len(points) < 2:
         return ""
-    first, last = points[0], points[-1]
-    ratio = first.middle / last.middle
-    apart = last.high < first.low or first.high < last.low
-    if not apart or abs(ratio - 1) < _SAME:
+    first, last, gain = points[0], points[-1], _gain(points)
+    if not _apart(points) or abs(gain - 1) < _SAME:
         return f"{last.case} and {first.case} take<br>the same time within noise"
-    if ratio < 1:
+    if gain < 1:
         return f"{last.case} is nowhere faster<br>than {first.case}"
     place = _SETTING_WORDS[x].format(last.x)
-    return f"{last.case} is {times(ratio)} faster<br>than {first.case} at {place}"
+    return f"{last.case} is {times(gain)} faster<br>than {first.case} at {place}"
 
 
 def bandwidth_title(points: Sequence[Point]) -> str:
