@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from apclab import attention, bench
-from apclab.bench import compare, memory
+from apclab.bench import bound as binding
+from apclab.bench import memory
 from apclab.blocks import BlockTable
 from apclab.clock import Cancelled
 from apclab.results import finding, validate
@@ -75,7 +76,7 @@ def test_a_record_a_case_complete_and_consistent(dtype: str, layout: str) -> Non
 def test_both_cases_run_the_same_pool_and_only_tables_differ() -> None:
     step = bench.decode_step(Workload(batch=5, input_len=64, output_len=4, cache_hit=0.6))
     how = bench.how.How(**QUICK).resolved()
-    bound = compare._bind(step, SMALL, how)
+    bound = binding.bind(step, SMALL, how)
     one, other = (bound.launches[case][0].act.args[0] for case in ("private", "shared"))  # type: ignore[attr-defined]
     for at, (a, b) in enumerate(zip(one, other, strict=True)):
         if isinstance(a, np.ndarray):
@@ -91,7 +92,7 @@ def test_both_cases_run_the_same_pool_and_only_tables_differ() -> None:
 def test_private_and_shared_are_checked_against_different_data() -> None:
     # swapping the tables of one case must be noticed by the check
     step = bench.decode_step(Workload(batch=5, input_len=64, output_len=4, cache_hit=0.6))
-    bound = compare._bind(step, SMALL, bench.how.How(**QUICK, pairs=None).resolved())
+    bound = binding.bind(step, SMALL, bench.how.How(**QUICK, pairs=None).resolved())
     bound.check("private")
     bound.launches["shared"][0] = bound.launches["private"][0]
     with pytest.raises(bench.WrongResult, match="case shared: an output element is"):

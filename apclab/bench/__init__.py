@@ -3,7 +3,8 @@
 No kernel and no clock lives here, no formula of a model.
 """
 
-from apclab.bench.compare import WrongResult, compare_decode, compare_tables, measure_touch
+from apclab.bench.bound import WrongResult
+from apclab.bench.compare import compare_decode, compare_tables, measure_touch
 from apclab.bench.memory import OutOfMemory
 from apclab.bench.probes import measure_ladder
 from apclab.bench.step import Step, decode_step, tables_step

@@ -1,24 +1,14 @@
 """One decode step measured in every case: made by the pool, checked in float64, then timed."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from apclab.attention import (
-    Comparison,
-    Launch,
-    compare,
-    dtype_of,
-    plan,
-    plan_stream,
-    plan_touch,
-    set_threads,
-)
+from apclab.attention import plan_stream
+from apclab.bench.bound import bind, check_room
 from apclab.bench.how import How
-from apclab.bench.memory import Plan, key_value_pool, plan_memory, scratch_buffer
+from apclab.bench.memory import scratch_buffer
 from apclab.bench.probes import measure_ladder
 from apclab.bench.record import make_records
 from apclab.bench.step import Step, blocks_of, decode_step, tables_step
@@ -30,10 +20,6 @@ from apclab.specs import model as model_named
 from apclab.workload import Workload
 
 Array = NDArray[Any]
-
-
-class WrongResult(RuntimeError):  # noqa: N818 - says what happened
-    """A kernel's output is outside its error bound: no speed is reported."""
 
 
 def compare_decode(
@@ -127,7 +113,7 @@ def measure_touch(step: Step, model: ModelShape, **how: Any) -> dict[str, dict[s
         Case -> {"decode": seconds, "touch": seconds, "stream_bytes_per_s": rates of a plain read}.
     """
     done = How(**how).resolved()
-    bound = _bind(step, model, done)
+    bound = bind(step, model, done)
     read, size = plan_stream(scratch_buffer(2**29, done.cancelled), 1)
     calls: dict[str, list[Callable[[], None]]] = {"stream": [read]}
     for case in bound.launches:
@@ -147,113 +133,6 @@ def measure_touch(step: Step, model: ModelShape, **how: Any) -> dict[str, dict[s
     }
 
 
-@dataclass(frozen=True, eq=False)
-class Bound:
-    """A step bound to memory: one launch a case and layer, and what goes between timed calls."""
-
-    step: Step
-    model: ModelShape
-    how: How
-    threads: int
-    memory: Plan
-    tables: dict[str, BlockTable]
-    query: Array
-    keys: Array  # [layers, num_blocks, ...] in the layout
-    values: Array
-    launches: dict[str, list[Launch]]
-
-    @property
-    def between(self) -> Callable[[Callable[[], None]], None] | None:
-        """Untimed before each timed call: empties the caches, or warms them with its data."""
-        if self.memory.l2 == "warm":
-            return lambda launch: launch()
-        if not self.memory.scratch_bytes:
-            return None
-        scratch, _ = plan_stream(scratch_buffer(self.memory.scratch_bytes), 1)
-        return lambda _launch: scratch()
-
-    def check(self, case: str) -> Comparison:
-        """Run a case's first launch and hold it against the reference.
-
-        Raises:
-            WrongResult: an element is outside its bound.
-        """
-        launch, table = self.launches[case][0], self.tables[case]
-        launch.out.fill(np.nan)
-        launch()
-        found = compare(
-            launch, self.query, self.keys[0], self.values[0], table.block_tables, table.seq_lens,
-            pairs=self.how.pairs, seed=0,
-        )  # fmt: skip
-        if not found.ok:
-            raise WrongResult(
-                f"{self.how.backend} kernel, case {case}: an output element is "
-                f"{found.max_error:.3g} from float64, its bound is {found.error_bound:.3g} "
-                f"({found.checked}); please report this with the output of `apclab doctor`"
-            )
-        return found
-
-    def touches(self, case: str) -> list[Launch]:
-        """Launches that only load what the case's launches would."""
-        table = self.tables[case]
-        return [
-            plan_touch(
-                keys, values, table.block_tables, table.seq_lens,
-                layout=self.how.layout, order=self.how.order,
-            )
-            for keys, values in zip(self.keys, self.values, strict=True)
-        ]  # fmt: skip
-
-
-def check_room(num_blocks: int, model: ModelShape, how: How, block_size: int, asked: str) -> None:
-    """Refuse what cannot fit before even the requests are made; see `plan_memory`."""
-    block_bytes = model.token_bytes(how.dtype) * block_size
-    plan_memory(
-        num_blocks=num_blocks + 1, block_bytes=block_bytes, distinct_bytes=num_blocks * block_bytes,
-        other_bytes=0, l2=how.l2, limit=how.memory_limit, asked=asked,
-    )  # fmt: skip
-
-
-def _bind(step: Step, model: ModelShape, how: How) -> Bound:
-    threads = set_threads(how.threads)
-    sharing, batch = step.shared.sharing(), len(step.shared.seq_lens)
-    num_blocks = sharing.table_entries + 1  # room for every entry's own block, and the null block
-    token_bytes = model.token_bytes(how.dtype)
-    query_bytes = batch * model.num_heads * model.head_size * 4
-    memory = plan_memory(
-        num_blocks=num_blocks, block_bytes=token_bytes * step.block_size,
-        distinct_bytes=sharing.distinct_bytes(token_bytes), other_bytes=4 * query_bytes,
-        l2=how.l2, limit=how.memory_limit,
-        asked=f"{batch} requests of {step.seq_len:.0f} tokens",
-    )  # fmt: skip
-    how.tell(0.0, "filling the KV pool")
-    shape = [memory.layers, num_blocks, step.block_size, model.num_kv_heads, model.head_size]
-    if how.layout == "HND":
-        shape[2], shape[3] = shape[3], shape[2]
-    keys, values = (
-        flat.reshape(shape)
-        for flat in key_value_pool(int(np.prod(shape)), how.dtype, how.cancelled)
-    )
-    seed = step.workload.seed if step.workload else 0
-    by_case = {"private": step.private, "shared": step.shared}
-    # a case's placement is its own, so that none profits from neat addresses
-    tables = {case: by_case[case].permuted(seed, num_blocks) for case in how.cases}
-    query = np.random.default_rng(seed).standard_normal(
-        (batch, model.num_heads, model.head_size), np.float32
-    ).astype(dtype_of(how.dtype))  # fmt: skip
-    launches = {
-        case: [
-            plan(
-                query, k, v, table.block_tables, table.seq_lens,
-                layout=how.layout, backend=how.backend, order=how.order,
-            )
-            for k, v in zip(keys, values, strict=True)
-        ]
-        for case, table in tables.items()
-    }  # fmt: skip
-    return Bound(step, model, how, threads, memory, tables, query, keys, values, launches)
-
-
 def _measure(step: Step, model: ModelShape, how: How) -> list[Record]:
     def stopped() -> None:
         if how.cancelled is not None and how.cancelled():
@@ -261,7 +140,7 @@ def _measure(step: Step, model: ModelShape, how: How) -> list[Record]:
 
     how.tell(0.0, "reading the machine's caches and memory")
     ladder = measure_ladder(threads=how.threads, cancelled=how.cancelled)
-    bound = _bind(step, model, how)
+    bound = bind(step, model, how)
     checks = {}
     for case in how.cases:
         stopped()

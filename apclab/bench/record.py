@@ -1,21 +1,19 @@
 """The records of a comparison: everything a stranger needs to judge it."""
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import apclab
 from apclab.attention import Comparison, kernel_sha256
+from apclab.bench.bound import Bound
 from apclab.clock import commit, cpu, environment
 from apclab.results import SCHEMA, Record
 
-if TYPE_CHECKING:
-    from apclab.bench.compare import Bound
-
 
 def make_records(
-    bound: "Bound",
+    bound: Bound,
     ladder: list[dict[str, Any]],
     checks: dict[str, Comparison],
     samples: dict[str, list[float]],
@@ -56,7 +54,7 @@ def make_records(
     return [common | _case(bound, case, checks[case], samples[case]) for case in bound.how.cases]
 
 
-def _case(bound: "Bound", case: str, check: Comparison, seconds: list[float]) -> Record:
+def _case(bound: Bound, case: str, check: Comparison, seconds: list[float]) -> Record:
     times = np.array(seconds) * 1e6
     p20, p50, p80 = (float(p) for p in np.percentile(times, [20, 50, 80]))
     sharing = bound.tables[case].sharing()
@@ -79,7 +77,7 @@ def _case(bound: "Bound", case: str, check: Comparison, seconds: list[float]) ->
     }
 
 
-def _workload(bound: "Bound") -> dict[str, Any]:
+def _workload(bound: Bound) -> dict[str, Any]:
     asked = bound.step.workload
     names = ("input_len", "output_len", "cache_hit", "prefix_groups", "primed", "seed")
     return {
@@ -90,7 +88,7 @@ def _workload(bound: "Bound") -> dict[str, Any]:
     }
 
 
-def _model(bound: "Bound") -> dict[str, Any]:
+def _model(bound: Bound) -> dict[str, Any]:
     shape = bound.model
     return {
         "name": shape.name,

@@ -1,0 +1,143 @@
+"""A step bound to memory: pools, block tables, queries, launches of every case, their check."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apclab.attention import (
+    Comparison,
+    Launch,
+    compare,
+    dtype_of,
+    plan,
+    plan_stream,
+    plan_touch,
+    set_threads,
+)
+from apclab.bench.how import How
+from apclab.bench.memory import Plan, key_value_pool, plan_memory, scratch_buffer
+from apclab.bench.step import Step
+from apclab.blocks import BlockTable
+from apclab.specs import ModelShape
+
+Array = NDArray[Any]
+
+
+class WrongResult(RuntimeError):  # noqa: N818 - says what happened
+    """A kernel's output is outside its error bound: no speed is reported."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """A step bound to memory: one launch a case and layer, and what goes between timed calls."""
+
+    step: Step
+    model: ModelShape
+    how: How
+    threads: int
+    memory: Plan
+    tables: dict[str, BlockTable]
+    query: Array
+    keys: Array  # [layers, num_blocks, ...] in the layout
+    values: Array
+    launches: dict[str, list[Launch]]
+
+    @property
+    def between(self) -> Callable[[Callable[[], None]], None] | None:
+        """Untimed before each timed call: empties the caches, or warms them with its data."""
+        if self.memory.l2 == "warm":
+            return lambda launch: launch()
+        if not self.memory.scratch_bytes:
+            return None
+        scratch, _ = plan_stream(scratch_buffer(self.memory.scratch_bytes), 1)
+        return lambda _launch: scratch()
+
+    def check(self, case: str) -> Comparison:
+        """Run a case's first launch and hold it against the reference.
+
+        Raises:
+            WrongResult: an element is outside its bound.
+        """
+        launch, table = self.launches[case][0], self.tables[case]
+        launch.out.fill(np.nan)
+        launch()
+        found = compare(
+            launch, self.query, self.keys[0], self.values[0], table.block_tables, table.seq_lens,
+            pairs=self.how.pairs, seed=0,
+        )  # fmt: skip
+        if not found.ok:
+            raise WrongResult(
+                f"{self.how.backend} kernel, case {case}: an output element is "
+                f"{found.max_error:.3g} from float64, its bound is {found.error_bound:.3g} "
+                f"({found.checked}); please report this with the output of `apclab doctor`"
+            )
+        return found
+
+    def touches(self, case: str) -> list[Launch]:
+        """Launches that only load what the case's launches would."""
+        table = self.tables[case]
+        return [
+            plan_touch(
+                keys, values, table.block_tables, table.seq_lens,
+                layout=self.how.layout, order=self.how.order,
+            )
+            for keys, values in zip(self.keys, self.values, strict=True)
+        ]  # fmt: skip
+
+
+def check_room(num_blocks: int, model: ModelShape, how: How, block_size: int, asked: str) -> None:
+    """Refuse what cannot fit before even the requests are made; see `plan_memory`."""
+    block_bytes = model.token_bytes(how.dtype) * block_size
+    plan_memory(
+        num_blocks=num_blocks + 1, block_bytes=block_bytes, distinct_bytes=num_blocks * block_bytes,
+        other_bytes=0, l2=how.l2, limit=how.memory_limit, asked=asked,
+    )  # fmt: skip
+
+
+def bind(step: Step, model: ModelShape, how: How) -> Bound:
+    """Allocate, fill and plan a step; nothing is timed.
+
+    Raises:
+        Cancelled: the caller's `cancelled` said so.
+        OutOfMemory: it does not fit.
+    """
+    threads = set_threads(how.threads)
+    sharing, batch = step.shared.sharing(), len(step.shared.seq_lens)
+    num_blocks = sharing.table_entries + 1  # room for every entry's own block, and the null block
+    token_bytes = model.token_bytes(how.dtype)
+    query_bytes = batch * model.num_heads * model.head_size * 4
+    memory = plan_memory(
+        num_blocks=num_blocks, block_bytes=token_bytes * step.block_size,
+        distinct_bytes=sharing.distinct_bytes(token_bytes), other_bytes=4 * query_bytes,
+        l2=how.l2, limit=how.memory_limit,
+        asked=f"{batch} requests of {step.seq_len:.0f} tokens",
+    )  # fmt: skip
+    how.tell(0.0, "filling the KV pool")
+    shape = [memory.layers, num_blocks, step.block_size, model.num_kv_heads, model.head_size]
+    if how.layout == "HND":
+        shape[2], shape[3] = shape[3], shape[2]
+    keys, values = (
+        flat.reshape(shape)
+        for flat in key_value_pool(int(np.prod(shape)), how.dtype, how.cancelled)
+    )
+    seed = step.workload.seed if step.workload else 0
+    by_case = {"private": step.private, "shared": step.shared}
+    # a case's placement is its own, so that none profits from neat addresses
+    tables = {case: by_case[case].permuted(seed, num_blocks) for case in how.cases}
+    query = np.random.default_rng(seed).standard_normal(
+        (batch, model.num_heads, model.head_size), np.float32
+    ).astype(dtype_of(how.dtype))  # fmt: skip
+    launches = {
+        case: [
+            plan(
+                query, k, v, table.block_tables, table.seq_lens,
+                layout=how.layout, backend=how.backend, order=how.order,
+            )
+            for k, v in zip(keys, values, strict=True)
+        ]
+        for case, table in tables.items()
+    }  # fmt: skip
+    return Bound(step, model, how, threads, memory, tables, query, keys, values, launches)
