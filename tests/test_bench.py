@@ -167,7 +167,9 @@ def test_the_ladder_has_three_rungs() -> None:
     rungs = bench.measure_ladder(budget_s=0.0)
     assert [r["level"] for r in rungs] == ["L2", "L3", "DRAM"]
     assert all(r["gb_per_s"] > 0 for r in rungs)
-    assert bench.measure_ladder() is rungs
+    # a later look may only find more
+    again = bench.measure_ladder(budget_s=0.0)
+    assert all(b["gb_per_s"] >= a["gb_per_s"] for a, b in zip(rungs, again, strict=True))
 
 
 def test_touch_is_timed_beside_the_kernel() -> None:

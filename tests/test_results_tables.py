@@ -9,7 +9,15 @@ import pandas as pd
 import pytest
 
 from apclab import data_dir
-from apclab.results import Record, append, decode_times, frame, load_results, published
+from apclab.results import (
+    Record,
+    append,
+    decode_times,
+    frame,
+    ladder,
+    load_results,
+    published,
+)
 from tests.sample_records import sample_pair, sample_record
 
 
@@ -182,3 +190,19 @@ def test_the_readme_of_the_data_names_every_column() -> None:
         assert name in text
         for column in header.split(","):
             assert re.search(f"`{column}`", text), (name, column)
+
+
+def test_a_measured_dram_rate_is_a_ceiling_for_all_rows_of_its_device() -> None:
+    def measured(name: str, dram: float) -> Record:
+        rung = {"level": "DRAM", "footprint_bytes": 2**30, "gb_per_s": dram, "threads": 2}
+        device = {"name": name, "kind": "cpu", "llc_bytes": None, "dram_gb_per_s": dram}
+        record = sample_record(threads=2, p50_us=1000.0, logical_bytes=10**8)
+        return record | {"device": device | {"dram_basis": "measured", "ladder": [rung]}}
+
+    records = [measured("one", 10.0), measured("other", 50.0), measured("one", 25.0)]
+    # 1e8 bytes in 1 ms are 100 GB/s
+    assert frame(records)["y"].tolist() == [4.0, 2.0, 4.0]
+    assert [rung["gb_per_s"] for rung in ladder(records)] == [25.0]
+    assert ladder([]) == []
+    # a data sheet's rate is each row's own
+    assert frame([sample_record()])["y"].item() == pytest.approx(635.904 / 382 / 2.039)

@@ -143,7 +143,7 @@ def _draw(records: list[Record], path: Path, table: BlockTable | None) -> None:
     from apclab import figures
 
     frame, published = results.frame(records), results.published()
-    ladder = records[0]["device"]["ladder"]
+    ladder = results.ladder(records)
     if table is None:
         figure = figures.reuse_roofline(frame, published, ladder=ladder)
     else:

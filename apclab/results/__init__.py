@@ -6,8 +6,8 @@ into pandas tables, `sentence` puts them into words. No pandas is needed to writ
 
 from apclab.results.record import RECORD_FIELDS, SCHEMA, Record, validate
 from apclab.results.sentence import finding
-from apclab.results.store import append, destination, load
-from apclab.results.tables import decode_times, frame, load_results, published
+from apclab.results.store import append, destination, load, measured_dir
+from apclab.results.tables import decode_times, frame, ladder, load_results, published
 
 __all__ = [
     "RECORD_FIELDS",
@@ -18,8 +18,10 @@ __all__ = [
     "destination",
     "finding",
     "frame",
+    "ladder",
     "load",
     "load_results",
+    "measured_dir",
     "published",
     "validate",
 ]

@@ -73,7 +73,8 @@ def frame(records: Iterable[Record]) -> "pd.DataFrame":
     """One row a record, flat columns; of zero records, the same columns and no row.
 
     Two columns are added, the place on the reuse roofline: `x` = logical_bytes / distinct_bytes
-    and `y` = gb_per_s / dram_gb_per_s (NaN where the device's rate is not known).
+    and `y` = gb_per_s / the device's DRAM rate (NaN where that is not known). A measured rate is a
+    ceiling, so all rows of one device and thread count are held against the highest of theirs.
     """
     import pandas as pd
 
@@ -83,8 +84,35 @@ def frame(records: Iterable[Record]) -> "pd.DataFrame":
     table = pd.DataFrame(rows, columns=list(_COLUMNS))
     table = table.astype({name: dtype for name, (_, dtype) in _COLUMNS.items()})
     table["x"] = table["logical_bytes"] / table["distinct_bytes"]
-    table["y"] = table["gb_per_s"] / table["dram_gb_per_s"]
+    same = ["device", "threads", "dram_basis"]
+    ceiling = table.groupby(same, dropna=False)["dram_gb_per_s"].transform("max")
+    table["y"] = table["gb_per_s"] / ceiling.where(
+        table["dram_basis"] == "measured", table["dram_gb_per_s"]
+    )
     return table
+
+
+def ladder(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """The read rates of the last record's device: of each level the highest that was measured.
+
+    Args:
+        records: of any devices; those of other devices or thread counts are passed over.
+
+    Returns:
+        As `device.ladder` of a record; empty without records.
+    """
+    records = list(records)
+    best: dict[str, dict[str, Any]] = {}
+    for record in records:
+        if (record["device"]["name"], record["threads"]) != (
+            records[-1]["device"]["name"], records[-1]["threads"],
+        ):  # fmt: skip
+            continue
+        for rung in record["device"]["ladder"]:
+            known = best.get(rung["level"])
+            if known is None or rung["gb_per_s"] > known["gb_per_s"]:
+                best[rung["level"]] = rung
+    return list(best.values())
 
 
 def _pick(record: Record, where: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import ipywidgets as ipw
 
 from apclab.jobs import Job
-from apclab.results.store import measured_dir
+from apclab.results import measured_dir
 from apclab.widgets.sweep import Progress
 
 NO_OVERLAY, RUN_BEFORE = "no overlay", "overlay the run before"

@@ -113,7 +113,7 @@ class Page:
             view,
             overlay=overlay,
             published=self._published,
-            ladder=records[-1]["device"]["ladder"] if records else [],
+            ladder=results.ladder(records),
             xs=settings.xs(),
             num_layers=settings.shape.num_layers,
             settings={name: getattr(settings.workload, name) for name in WORKLOAD_FIELDS}
