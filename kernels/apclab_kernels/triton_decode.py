@@ -1,0 +1,221 @@
+"""Paged-attention decode in Triton: split-KV, query heads of a KV head packed into one tile.
+
+A program has one request, one KV head and one split of the request's tokens. It keeps the online
+softmax of Milakov and Gimelshein (arXiv 1805.02867) over tiles of tokens whose blocks it looks up
+one by one, so a tile does not care how large a block is. With more than one split a second kernel
+merges what the splits left. reference.py does the same in ten lines; read it beside this.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from apclab_kernels.triton_variant import LOG2_E, choose_splits, power_of_two, variant
+
+
+@triton.jit
+def decode_kernel(
+    query,  # [batch, num_heads, HEAD_SIZE]
+    key_cache,
+    value_cache,
+    block_tables,  # int32 [batch, max_blocks]
+    seq_lens,  # int32 [batch]
+    out,  # [batch, num_heads, HEAD_SIZE], or float32 [batch, num_heads, SPLITS, HEAD_SIZE]
+    lse,  # float32 [batch, num_heads], or [batch, num_heads, SPLITS] in base 2
+    scale,  # of scores in base 2: scale * log2(e)
+    batch,
+    table_stride,
+    block_stride,
+    token_stride,
+    head_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads of one KV head
+    ROWS: tl.constexpr,  # GROUP padded
+    HEAD_SIZE: tl.constexpr,
+    HEAD_PAD: tl.constexpr,  # HEAD_SIZE padded to a power of two
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,  # tokens of a tile
+    SPLITS: tl.constexpr,
+    HEAD_FIRST: tl.constexpr,  # programs follow each other head by head, else request by request
+    PRECISION: tl.constexpr,  # of a float32 product: "ieee" keeps all bits, "tf32" would not
+    UPCAST: tl.constexpr,  # the interpreter multiplies bfloat16 as integers
+):
+    # which request, KV head and split; splits of a sequence are neighbours
+    program = tl.program_id(0)
+    split = program % SPLITS
+    if HEAD_FIRST:
+        request = (program // SPLITS) % batch
+        kv_head = program // SPLITS // batch
+    else:
+        kv_head = (program // SPLITS) % NUM_KV_HEADS
+        request = program // SPLITS // NUM_KV_HEADS
+
+    # the tokens of this split: whole tiles, as evenly as they go
+    n = tl.load(seq_lens + request)
+    tiles = tl.cdiv(n, TILE)
+    first = (tiles * split // SPLITS) * TILE
+    last = tl.minimum((tiles * (split + 1) // SPLITS) * TILE, n)
+
+    rows = tl.arange(0, ROWS)
+    d = tl.arange(0, HEAD_PAD)
+    in_head = d < HEAD_SIZE
+    head = kv_head * GROUP + rows  # [ROWS]
+    at = (request.to(tl.int64) * NUM_KV_HEADS * GROUP + head) * HEAD_SIZE
+    valid = (rows < GROUP)[:, None] & in_head[None, :]
+    q = tl.load(query + at[:, None] + d[None, :], mask=valid, other=0.0)  # [ROWS, HEAD_PAD]
+    if UPCAST:
+        q = q.to(tl.float32)
+
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, HEAD_PAD], tl.float32)
+    table = block_tables + request.to(tl.int64) * table_stride
+    head_start = kv_head.to(tl.int64) * head_stride
+    for start in range(first, last, TILE):
+        token = start + tl.arange(0, TILE)  # [TILE]
+        in_split = token < last
+        block = tl.load(table + token // BLOCK_SIZE, mask=in_split, other=0)
+        row = block.to(tl.int64) * block_stride + (token % BLOCK_SIZE) * token_stride + head_start
+        place = row[:, None] + d[None, :]
+        inside = in_split[:, None] & in_head[None, :]
+        k = tl.load(key_cache + place, mask=inside, other=0.0)  # [TILE, HEAD_PAD]
+        v = tl.load(value_cache + place, mask=inside, other=0.0)  # [TILE, HEAD_PAD]
+        if UPCAST:
+            k = k.to(tl.float32)
+            v = v.to(tl.float32)
+
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale  # [ROWS, TILE]
+        scores = tl.where(in_split[None, :], scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        top = new_top
+
+    # no tokens: total 0, top -inf
+    empty = total == 0.0
+    acc = acc / tl.where(empty, 1.0, total)[:, None]  # [ROWS, HEAD_PAD]
+    lse2 = tl.where(empty, float("-inf"), top + tl.log2(total))
+    cell = request.to(tl.int64) * NUM_KV_HEADS * GROUP + head
+    if SPLITS == 1:
+        tl.store(lse + cell, lse2 * 0.6931471805599453, mask=rows < GROUP)
+        place = cell[:, None] * HEAD_SIZE + d[None, :]
+        tl.store(out + place, acc.to(out.dtype.element_ty), mask=valid)
+    else:
+        cell = cell * SPLITS + split
+        tl.store(lse + cell, lse2, mask=rows < GROUP)
+        tl.store(out + cell[:, None] * HEAD_SIZE + d[None, :], acc, mask=valid)
+
+
+@triton.jit
+def merge_kernel(
+    partial,  # float32 [batch * num_heads, SPLITS, HEAD_SIZE]
+    partial_lse,  # float32 [batch * num_heads, SPLITS], base 2, -inf where a split was empty
+    out,  # [batch * num_heads, HEAD_SIZE]
+    lse,  # float32 [batch * num_heads], natural
+    HEAD_SIZE: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPLITS_PAD: tl.constexpr,
+):
+    cell = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, SPLITS_PAD)
+    d = tl.arange(0, HEAD_PAD)
+    there = split < SPLITS
+    parts = tl.load(partial_lse + cell * SPLITS + split, mask=there, other=float("-inf"))
+    top = tl.max(parts, 0)
+    # a sequence without tokens: every part is -inf, and -inf - -inf would be NaN
+    weights = tl.where(parts == float("-inf"), 0.0, tl.exp2(parts - top))  # [SPLITS_PAD]
+    total = tl.sum(weights, 0)
+    place = (cell * SPLITS + split)[:, None] * HEAD_SIZE + d[None, :]
+    valid = there[:, None] & (d < HEAD_SIZE)[None, :]
+    acc = tl.load(partial + place, mask=valid, other=0.0)  # [SPLITS_PAD, HEAD_PAD]
+    merged = tl.sum(acc * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    tl.store(out + cell * HEAD_SIZE + d, merged.to(out.dtype.element_ty), mask=d < HEAD_SIZE)
+    tl.store(lse + cell, (top + tl.log2(total)) * 0.6931471805599453)
+
+
+def bind(
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    block_tables: Any,
+    seq_lens: Any,
+    out: Any,
+    lse: Any,
+    *,
+    scale: float,
+    layout: str = "NHD",
+    order: str = "request",
+    splits: int | None = None,
+) -> tuple[Any, ...]:
+    """Arguments for `run`: grid, variant and buffers, chosen from shapes alone.
+
+    Shapes and dtypes as in `reference.paged_attention_decode`, as torch tensors on one device;
+    `out` has the dtype of the query, lse is float32 [batch, num_heads].
+
+    Args:
+        query: [batch, num_heads, head_size], contiguous.
+        key_cache: contiguous, in the layout.
+        value_cache: as key_cache.
+        block_tables: int32 [batch, max_blocks], rows contiguous.
+        seq_lens: int32 [batch].
+        out: where the output goes, contiguous.
+        lse: where the log-sum-exp goes, contiguous.
+        scale: factor of the scores.
+        layout: "NHD" or "HND".
+        order: which programs follow each other, "request" or "head".
+        splits: programs that share a sequence; None lets `choose_splits` choose.
+
+    Raises:
+        ValueError: a shape that the kernel cannot do.
+    """
+    import torch
+
+    batch, num_heads, head_size = query.shape
+    tokens_at, heads_at = (1, 2) if layout == "NHD" else (2, 1)
+    num_kv_heads, block_size = key_cache.shape[heads_at], key_cache.shape[tokens_at]
+    shape = {
+        "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size,
+        "block_size": block_size, "head_first": order == "head",
+        "interpreted": triton.knobs.runtime.interpret,
+    }  # fmt: skip
+    dtype = str(query.dtype).removeprefix("torch.")
+    if splits is None:
+        sm_count = 1  # of the interpreter, which has no SMs
+        if query.is_cuda:
+            sm_count = torch.cuda.get_device_properties(query.device).multi_processor_count
+        tile = variant(dtype, **shape).constants["TILE"]
+        most_tokens = block_tables.shape[1] * block_size
+        splits = choose_splits(batch, num_kv_heads, most_tokens, tile, sm_count)
+    chosen = variant(dtype, splits=splits, **shape)
+    partial, partial_lse = out, lse
+    if splits > 1:
+        partial = torch.empty(
+            (batch, num_heads, splits, head_size), dtype=torch.float32, device=query.device
+        )
+        partial_lse = torch.empty(
+            (batch, num_heads, splits), dtype=torch.float32, device=query.device
+        )
+    arrays = (query, key_cache, value_cache, block_tables, seq_lens, partial, partial_lse)
+    numbers = (
+        scale * LOG2_E, batch, block_tables.stride(0), key_cache.stride(0),
+        key_cache.stride(tokens_at), key_cache.stride(heads_at),
+    )  # fmt: skip
+    return (batch * num_kv_heads * splits,), chosen, arrays, numbers, out, lse
+
+
+def run(arguments: tuple[Any, ...]) -> None:
+    """Launch the kernel once, and the merge where sequences are split; does not wait for it."""
+    grid, chosen, arrays, numbers, out, lse = arguments
+    constants = chosen.constants
+    decode_kernel[grid](
+        *arrays, *numbers, **constants, num_warps=chosen.num_warps, num_stages=chosen.num_stages
+    )
+    if constants["SPLITS"] > 1:
+        merge_kernel[(out.shape[0] * out.shape[1],)](
+            arrays[5], arrays[6], out, lse, constants["HEAD_SIZE"], constants["HEAD_PAD"],
+            constants["SPLITS"], power_of_two(constants["SPLITS"]), num_warps=4,
+        )  # fmt: skip

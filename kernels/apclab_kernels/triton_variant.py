@@ -1,0 +1,102 @@
+"""Which variant of the Triton kernel a shape gets: tile, warps, stages, splits. Arithmetic only."""
+
+from typing import Any, NamedTuple
+
+# rows of a tile of queries: the least that a tensor core multiplies, so a group is padded to it
+ROWS = 16
+HEAD_SIZES = (64, 96, 128, 256)
+MOST_GROUP = 64
+MOST_BLOCK = 256
+MOST_SPLITS = 64
+LOG2_E = 1.4426950408889634
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is at least n."""
+    return 1 << (n - 1).bit_length()
+
+
+class Variant(NamedTuple):
+    """What is fixed when the kernel is compiled."""
+
+    constants: dict[str, Any]  # the constexpr arguments of `decode_kernel`
+    num_warps: int
+    num_stages: int
+
+
+def variant(
+    dtype: str,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    block_size: int,
+    splits: int = 1,
+    head_first: bool = False,
+    interpreted: bool = False,
+) -> Variant:
+    """Choose tile, warps and stages for a shape.
+
+    A tile of float32 is half as large: with 64 tokens its product spills registers to memory on
+    every NVIDIA GPU that was compiled for. A head of 256 has half the tokens for the same reason.
+
+    Args:
+        dtype: "float32", "float16" or "bfloat16".
+        num_heads: query heads.
+        num_kv_heads: heads of the cache.
+        head_size: elements of one head.
+        block_size: tokens of one block.
+        splits: programs that share the tokens of one sequence.
+        head_first: programs follow each other head by head.
+        interpreted: run by Triton's interpreter.
+
+    Raises:
+        ValueError: a shape that the kernel cannot do; the message lists what it can.
+    """
+    group = num_heads // num_kv_heads
+    if head_size not in HEAD_SIZES:
+        known = ", ".join(map(str, HEAD_SIZES))
+        raise ValueError(
+            f"head_size must be one of {known} for the triton backend, got {head_size}"
+        )
+    if group > MOST_GROUP:
+        raise ValueError(
+            f"num_heads / num_kv_heads must be at most {MOST_GROUP} for triton, got {group}"
+        )
+    if not 1 <= block_size <= MOST_BLOCK:
+        raise ValueError(f"block_size must be 1 to {MOST_BLOCK} for triton, got {block_size}")
+    tile = 64 if head_size <= 64 else 32
+    if dtype == "float32":
+        tile = 32 if head_size <= 128 else 16
+    constants = {
+        "NUM_KV_HEADS": num_kv_heads,
+        "GROUP": group,
+        "ROWS": max(ROWS, power_of_two(group)),
+        "HEAD_SIZE": head_size,
+        "HEAD_PAD": power_of_two(head_size),
+        "BLOCK_SIZE": block_size,
+        "TILE": tile,
+        "SPLITS": splits,
+        "HEAD_FIRST": head_first,
+        "PRECISION": "ieee",
+        "UPCAST": interpreted and dtype == "bfloat16",
+    }
+    return Variant(constants, num_warps=4, num_stages=3 if dtype != "float32" else 2)
+
+
+def choose_splits(batch: int, num_kv_heads: int, most_tokens: int, tile: int, sm_count: int) -> int:
+    """How many programs share the tokens of one sequence, from shapes alone.
+
+    Four programs an SM keep enough loads in flight; more splits than fill that only add to the
+    merge. A split has at least four tiles, so that its pipeline gets going. Lengths are not looked
+    at: the launch is the same at each step, and a CUDA graph may replay it.
+
+    Args:
+        batch: requests.
+        num_kv_heads: heads of the cache.
+        most_tokens: tokens that the width of the block table allows.
+        tile: tokens of a tile.
+        sm_count: streaming multiprocessors of the device.
+    """
+    wanted = -(-4 * sm_count // (batch * num_kv_heads))
+    return max(1, min(wanted, most_tokens // (4 * tile), MOST_SPLITS))
