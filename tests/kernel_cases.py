@@ -56,12 +56,30 @@ class Case:
         }
 
 
-def assert_exact(out: NDArray[Any], lse: NDArray[np.float32], truth: Attended, dtype: str) -> None:
-    """Hold a kernel's result against float64, element by element, within bounds that follow."""
+def assert_exact(
+    out: NDArray[Any],
+    lse: NDArray[np.float32],
+    truth: Attended,
+    dtype: str,
+    *,
+    rounded_weights: float = 0.0,
+) -> None:
+    """Hold a kernel's result against float64, element by element, within bounds that follow.
+
+    Args:
+        out: the kernel's output.
+        lse: its log-sum-exp.
+        truth: the reference's answer.
+        dtype: of the output.
+        rounded_weights: error of a weight in units of the dtype's roundoff: 1 for a kernel that
+            rounds weights to the dtype before the second product, 2 if it truncates.
+    """
     got = out.astype(np.float64)
     assert not np.isnan(got).any(), "an output element was never written"
     # the kernel's own error, then one rounding to the output's dtype
-    bound = truth.out_bound + ROUNDOFF[dtype] * (np.abs(truth.out) + truth.out_bound)
+    u = ROUNDOFF[dtype]
+    arithmetic = truth.out_bound + rounded_weights * u * truth.spread
+    bound = arithmetic + max(1.0, rounded_weights) * u * (np.abs(truth.out) + arithmetic)
     if dtype == "float16":  # below 2**-14 its numbers are 2**-24 apart
         bound = bound + 2.0**-25
     worst = np.abs(got - truth.out) - bound

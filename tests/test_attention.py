@@ -7,6 +7,8 @@ import pytest
 
 from apclab import attention
 from apclab.attention import Unavailable, paged_attention_decode, plan
+from apclab.attention import launch as launching
+from apclab.attention.tensors import as_numpy, as_torch
 from tests.kernel_cases import DTYPES, Case, assert_exact, truth_of
 
 
@@ -27,9 +29,8 @@ def test_each_backend_matches_float64(shape: Case, dtype: str, backend: Any) -> 
     got = paged_attention_decode(
         **arrays, layout=case.layout, backend=backend, order="head", out=out, return_lse=True
     )
-    assert isinstance(got, tuple)
     assert got[0] is out
-    assert_exact(*got, truth_of(case, arrays), dtype)
+    assert_exact(got[0], got[1], truth_of(case, arrays), dtype)
 
 
 def test_nothing_runs_before_the_launch_is_called() -> None:
@@ -53,12 +54,13 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"layout": "NDH"}, ValueError, "layout must be one of NHD, HND, got 'NDH'"),
     ({"backend": "gpu"}, ValueError, "backend must be one of reference, cpu, triton, got 'gpu'"),
     ({"order": "block"}, ValueError, "order must be one of request, head, got 'block'"),
-    ({"query": [[1.0]]}, TypeError, "query must be a NumPy array, got list"),
+    ({"query": [[1.0]]}, TypeError, "query must be a NumPy array or a torch tensor, got list"),
     ({"query": np.zeros((5, 4, 64))}, TypeError, "query must be one of float32, .* got float64"),
     ({"query": np.zeros((5, 64), np.float32)}, ValueError, r"query must be \[batch, num_heads"),
     ({"query": np.zeros((5, 3, 64), np.float32)}, ValueError, "got 3 and 4"),
     ({"query": np.zeros((5, 4, 32), np.float32)}, ValueError, "head_size must be .* 32, got 64"),
     ({"query": np.full((5, 4, 64), np.nan, np.float32)}, ValueError, "finite, got nan at .0, 0, 0"),
+    ({"seq_lens": [1, 2]}, TypeError, "seq_lens must be a NumPy array or a torch tensor, got list"),
     ({"seq_lens": np.ones(5, np.int64)}, TypeError, "seq_lens must be an int32 array, got int64"),
     ({"seq_lens": np.ones(4, np.int32)}, ValueError, "batch 5, got .4"),
     ({"seq_lens": np.full(5, -1, np.int32)}, ValueError, "at least 0, got -1"),
@@ -69,7 +71,6 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"out": np.zeros((5, 4, 64), np.float16)}, TypeError, "out must be a float32 array"),
     ({"out": np.zeros((5, 4, 65), np.float32)}, ValueError, "out must be C-contiguous"),
     ({"cascade": True}, Unavailable, "cascade kernel does not exist yet"),
-    ({"backend": "triton"}, Unavailable, "triton backend does not exist yet"),
 ]
 
 
@@ -129,3 +130,57 @@ def test_threads_are_checked() -> None:
 def test_the_kernel_digest_is_of_its_sources() -> None:
     assert attention.kernel_sha256("cpu") != attention.kernel_sha256("reference")
     assert len(attention.kernel_sha256("cpu")) == 64
+
+
+# torch: the tests of the door to it; they need torch, and no GPU
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_host_tensors_reach_the_cpu_kernel_without_a_copy(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    case = Case(dtype=dtype, seq_lens=(1, 63, 48), num_heads=8, num_kv_heads=2)
+    arrays = case.arrays()
+    tensors = {name: as_torch(array) for name, array in arrays.items()}
+    launch = plan(**tensors, backend="cpu")
+    assert isinstance(launch.out, torch.Tensor)
+    assert launch.out.dtype == tensors["query"].dtype
+    # bound arguments hold the tensors' own bytes
+    held = launch.act.args[0]  # type: ignore[attr-defined]
+    assert held[1].ctypes.data == tensors["key_cache"].data_ptr()
+    assert held[5].ctypes.data == launch.out.data_ptr()
+    launch()
+    out, lse = as_numpy(launch.out), as_numpy(launch.lse)
+    assert_exact(out, lse, truth_of(case, arrays), dtype)
+
+
+def test_an_output_tensor_is_filled_in_place() -> None:
+    torch = pytest.importorskip("torch")
+    tensors = {name: as_torch(array) for name, array in Case().arrays().items()}
+    out = torch.full_like(tensors["query"], float("nan"))
+    got = paged_attention_decode(**tensors, backend="cpu", out=out)
+    assert got is out
+    assert not out.isnan().any()
+    with pytest.raises(TypeError, match=r"out must be a float32 array like query, got .*numpy"):
+        plan(**tensors, backend="cpu", out=out.numpy())
+
+
+def test_tensors_and_arrays_do_not_mix() -> None:
+    pytest.importorskip("torch")
+    arrays = Case().arrays()
+    with pytest.raises(TypeError, match="query torch, key_cache numpy"):
+        plan(**{**arrays, "query": as_torch(arrays["query"])}, backend="cpu")
+
+
+def test_triton_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = Case().arrays()
+    for name in ("torch", "triton"):
+        with monkeypatch.context() as patch:
+            patch.setattr(launching, "find_spec", lambda n, gone=name: None if n == gone else n)
+            with pytest.raises(Unavailable, match=f"needs {name}; install it with: pip install"):
+                plan(**arrays, backend="triton")
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        with pytest.raises(Unavailable, match="use --backend cpu"):
+            plan(**arrays, backend="triton")
+        assert attention.resolve("auto") == "cpu"
+    assert attention.resolve("reference") == "reference"

@@ -4,10 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from apclab.attention.launch import DTYPES, Array
+from apclab.attention.launch import DTYPES
+from apclab.attention.tensors import dtype_name, first_not_finite, is_contiguous, place
 
 
-def check_arrays(query: Array, key_cache: Array, value_cache: Array, layout: str) -> None:
+def check_arrays(query: Any, key_cache: Any, value_cache: Any, layout: str) -> None:
     """Check query and caches: dtypes, shapes, heads, contiguity, finite queries.
 
     Raises:
@@ -16,14 +17,10 @@ def check_arrays(query: Array, key_cache: Array, value_cache: Array, layout: str
     """
     named = {"query": query, "key_cache": key_cache, "value_cache": value_cache}
     for name, array in named.items():
-        if not isinstance(array, np.ndarray):
-            raise TypeError(f"{name} must be a NumPy array, got {type(array).__name__}")
-        if array.dtype.name not in DTYPES:
-            raise TypeError(f"{name} must be one of {', '.join(DTYPES)}, got {array.dtype}")
-        if array.dtype != query.dtype:
-            raise TypeError(
-                f"{name} must have the dtype of query, {query.dtype}, got {array.dtype}"
-            )
+        if (dtype := dtype_name(array)) not in DTYPES:
+            raise TypeError(f"{name} must be one of {', '.join(DTYPES)}, got {dtype}")
+        if dtype != dtype_name(query):
+            raise TypeError(f"{name} must have the dtype of query, {query.dtype}, got {dtype}")
     if query.ndim != 3:
         raise ValueError(f"query must be [batch, num_heads, head_size], got {list(query.shape)}")
     if key_cache.ndim != 4 or value_cache.shape != key_cache.shape:
@@ -32,7 +29,7 @@ def check_arrays(query: Array, key_cache: Array, value_cache: Array, layout: str
             f"got {list(key_cache.shape)} and {list(value_cache.shape)}"
         )
     for name in ("key_cache", "value_cache"):
-        if not named[name].flags.c_contiguous:
+        if not is_contiguous(named[name]):
             raise ValueError(f"{name} must be C-contiguous; its strides decide what is measured")
     if 0 in query.shape or 0 in key_cache.shape:
         raise ValueError(
@@ -47,8 +44,7 @@ def check_arrays(query: Array, key_cache: Array, value_cache: Array, layout: str
             f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads} "
             f"(is layout {layout} right?)"
         )
-    if not np.isfinite(query).all():
-        where = np.argwhere(~np.isfinite(query))[0].tolist()
+    if (where := first_not_finite(query)) is not None:
         raise ValueError(f"query must be finite, got {query[tuple(where)]} at {where}")
 
 
@@ -84,16 +80,33 @@ def check_tables(
         )
 
 
-def check_out(out: Any, query: Array) -> Array:
-    """The caller's output array, if it fits.
+def check_out(out: Any, query: Any) -> None:
+    """Check that an output array of the caller fits the query.
 
     Raises:
-        TypeError: no array, or another dtype than the query's.
+        TypeError: no array, on another device, or of another dtype than the query.
         ValueError: another shape, or not C-contiguous.
     """
-    if not isinstance(out, np.ndarray) or out.dtype != query.dtype:
-        got = out.dtype if isinstance(out, np.ndarray) else type(out).__name__
-        raise TypeError(f"out must be a {query.dtype} array, got {got}")
-    if out.shape != query.shape or not out.flags.c_contiguous:
+    if place(out) != place(query) or dtype_name(out) != dtype_name(query):
+        got = type(out).__name__ if place(out) is None else f"{dtype_name(out)} ({place(out)})"
+        raise TypeError(f"out must be a {dtype_name(query)} array like query, got {got}")
+    if tuple(out.shape) != tuple(query.shape) or not is_contiguous(out):
         raise ValueError(f"out must be C-contiguous {list(query.shape)}, got {list(out.shape)}")
-    return out
+
+
+def one_place(**arrays: Any) -> str:
+    """Where all arrays live; see `tensors.place`.
+
+    Raises:
+        TypeError: one is no array, or they live in different places.
+    """
+    places = {name: place(array) for name, array in arrays.items()}
+    for name, where in places.items():
+        if where is None:
+            raise TypeError(
+                f"{name} must be a NumPy array or a torch tensor, got {type(arrays[name]).__name__}"
+            )
+    if len(set(places.values())) > 1:
+        said = ", ".join(f"{name} {where}" for name, where in places.items())
+        raise TypeError(f"all arrays must be NumPy, or torch on one device; got {said}")
+    return str(places["query"])

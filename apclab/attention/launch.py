@@ -1,6 +1,7 @@
 """A bound kernel, and which backends can run here."""
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -10,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from apclab.attention.tensors import interpreting
+
 Int32 = NDArray[np.int32]
 
 BACKENDS = ("reference", "cpu", "triton")
@@ -23,6 +25,7 @@ ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 _SOURCES = {
     "reference": ("reference",),
     "cpu": ("cpu_decode", "cpu_element", "cpu_tile", "cpu_vector"),
+    "triton": ("triton_decode", "triton_variant"),
 }
 
 
@@ -32,14 +35,17 @@ class Unavailable(RuntimeError):  # noqa: N818 - a state of the machine, not a m
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """A bound kernel: calling it runs the kernel once and returns nothing."""
+    """A bound kernel: calling it runs the kernel once and returns nothing.
+
+    On a GPU a call returns before the kernel is done.
+    """
 
     act: Callable[[], None]
     backend: str
     layout: str = "NHD"
     order: str = "request"
-    out: Array = field(default_factory=lambda: np.empty(0))  # [batch, num_heads, head_size]
-    lse: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    out: Any = field(default_factory=lambda: np.empty(0))  # [batch, num_heads, head_size]
+    lse: Any = field(default_factory=lambda: np.empty(0, np.float32))  # [batch, num_heads]
 
     def __call__(self) -> None:
         """Run the kernel once, into `out` and `lse`."""
@@ -74,18 +80,48 @@ def require(backend: str, *, cascade: bool = False) -> None:
             "leave it out: the cases private and shared do"
         )
     if backend == "triton":
-        raise Unavailable(
-            "the triton backend does not exist yet in this version; use --backend cpu, "
-            "which measures the same effect on the CPU's caches"
-        )
+        _require_triton()
     if backend == "cpu" and find_spec("numba") is None:
         raise Unavailable("the cpu backend needs numba; install it with: pip install numba")
 
 
+def _require_triton() -> None:
+    for name in ("torch", "triton"):
+        if find_spec(name) is None:
+            raise Unavailable(
+                f"the triton backend needs {name}; install it with: pip install 'apclab[torch]'"
+            )
+    if interpreting():
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    if torch.version.cuda is None and torch.version.hip is None:
+        raise Unavailable(
+            f"the triton backend needs a GPU build of torch, and {torch.__version__} is a CPU "
+            f"build; install one with: pip install --force-reinstall 'apclab[torch]', "
+            f"or use --backend cpu"
+        )
+    raise Unavailable(
+        "the triton backend needs a GPU that torch can use, and torch sees none (nvidia-smi tells "
+        "whether the driver does); use --backend cpu, which shows the same effect on CPU caches"
+    )
+
+
 def resolve(backend: str) -> str:
-    """What "auto" means on this machine; a named backend stays as it is."""
-    # triton takes over where CUDA is at hand as soon as that backend exists
-    return "cpu" if backend == "auto" else backend
+    """What "auto" means: triton where a GPU is at hand, else cpu; other names stay as they are."""
+    if backend != "auto":
+        return backend
+    # importing torch takes seconds: not before a GPU's device file is there
+    files = ("/dev/nvidia0", "/dev/kfd", "/dev/dxg")
+    if interpreting() or not any(map(os.path.exists, files)):
+        return "cpu"
+    try:
+        _require_triton()
+    except Unavailable:
+        return "cpu"
+    return "triton"
 
 
 def kernel_sha256(backend: str) -> str:

@@ -1,12 +1,12 @@
 """Launches that only read memory, and the comparison of a launch with the reference."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from apclab.attention.launch import ROUNDOFF, Array, Int32, Launch
+from apclab.attention.launch import ROUNDOFF, Int32, Launch
+from apclab.attention.tensors import Array, dtype_name, interpreting, place, to_host
 
 
 def set_threads(threads: int | None = None) -> int:
@@ -23,13 +23,22 @@ def set_threads(threads: int | None = None) -> int:
     return cpu_decode.set_threads(threads)
 
 
-def plan_stream(words: NDArray[np.float32], passes: int) -> tuple[Launch, int]:
-    """A launch that reads a footprint, each thread its part, some times over; and its bytes.
+def plan_stream(words: Any, passes: int) -> tuple[Launch, int]:
+    """A launch that reads a footprint some times over, all threads or programs together.
 
     Args:
-        words: float32 [n].
-        passes: times that each thread reads its part.
+        words: float32 [n], NumPy for the CPU's probe, a CUDA tensor for Triton's.
+        passes: times that the footprint is read.
+
+    Returns:
+        The launch, and the bytes that it reads.
     """
+    if place(words) != "numpy":
+        from apclab_kernels import triton_stream
+
+        on_gpu = triton_stream.bind_stream(words, passes)
+        launch = Launch(partial(triton_stream.stream, on_gpu), "triton")
+        return launch, triton_stream.bytes_read(on_gpu)
     from apclab_kernels import cpu_stream
 
     bound = cpu_stream.bind_stream(words, passes)
@@ -69,11 +78,11 @@ class Comparison(NamedTuple):
 
 def compare(
     launch: Launch,
-    query: Array,
-    key_cache: Array,
-    value_cache: Array,
-    block_tables: Int32,
-    seq_lens: Int32,
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    block_tables: Any,
+    seq_lens: Any,
     *,
     scale: float | None = None,
     pairs: int | None = None,
@@ -94,7 +103,8 @@ def compare(
 
     Returns:
         The element whose error is the largest part of its bound. The bound is that of the kernel's
-        float32 arithmetic, plus one rounding to the output's dtype.
+        float32 arithmetic, plus one rounding to the output's dtype, plus one of the weights where
+        the kernel rounds them.
     """
     from apclab_kernels.reference import paged_attention_decode as attend
 
@@ -105,23 +115,41 @@ def compare(
         chosen = np.random.default_rng(seed).choice(total, pairs, replace=False)
     axis = 2 if launch.layout == "NHD" else 1
     group = num_heads // key_cache.shape[axis]
-    u = ROUNDOFF[query.dtype.name]
+    tables, lens = to_host(block_tables), to_host(seq_lens)
+    u = ROUNDOFF[dtype_name(query)]
+    # the Triton kernel rounds the weights, too, before it multiplies them with the values; its
+    # interpreter truncates to bfloat16 where a GPU rounds
+    rounded = u if launch.backend == "triton" and dtype_name(query) != "float32" else 0.0
+    rounded *= 2 if interpreting() else 1
     worst = Comparison(0.0, 1.0, "")
     for request, head in zip(*np.divmod(chosen, num_heads), strict=True):
-        kv_head = [slice(None)] * 4
-        kv_head[axis] = slice(head // group, head // group + 1)
         one = slice(request, request + 1)
+        keys, values, table = _of_pair(
+            key_cache, value_cache, tables[request], int(lens[request]), axis, head // group
+        )
         truth = attend(
-            query[one, head : head + 1], key_cache[tuple(kv_head)], value_cache[tuple(kv_head)],
-            block_tables[one], seq_lens[one], scale=scale, layout=launch.layout,
+            to_host(query[one, head : head + 1]), keys, values, table, lens[one],
+            scale=scale, layout=launch.layout,
         )  # fmt: skip
-        got = launch.out[request, head].astype(np.float64)
+        got = to_host(launch.out[request, head]).astype(np.float64)
         exact = truth.out[0, 0]
+        arithmetic = truth.out_bound[0, 0] + rounded * truth.spread[0, 0]
         # a float16 below 2**-14 is rounded to a multiple of 2**-24
-        bound = truth.out_bound[0, 0] * (1 + u) + u * np.abs(exact) + 2.0**-25
+        bound = arithmetic * (1 + u) + max(u, rounded) * np.abs(exact) + 2.0**-25
         error = np.abs(got - exact)
         at = int(np.argmax(np.where(np.isnan(error), np.inf, error / bound)))
         if not error[at] / bound[at] <= worst.max_error / worst.error_bound:
             worst = Comparison(float(error[at]), float(bound[at]), "")
     said = "all pairs" if len(chosen) == total else f"sample of {len(chosen)} of {total} pairs"
     return worst._replace(checked=said)
+
+
+def _of_pair(
+    key_cache: Any, value_cache: Any, table: Int32, seq_len: int, axis: int, kv_head: int
+) -> tuple[Array, Array, Int32]:
+    """Blocks of one request and KV head in host memory, and the table that names them there."""
+    block_size = key_cache.shape[3 - axis]
+    used = table[: -(-seq_len // block_size)].tolist()
+    head = (slice(None),) * axis + (slice(kv_head, kv_head + 1),)
+    keys, values = (to_host(cache[used][head]) for cache in (key_cache, value_cache))
+    return keys, values, np.arange(max(1, len(used)), dtype=np.int32)[None]

@@ -18,6 +18,7 @@ class Attended(NamedTuple):
     lse: Float64  # [batch, num_heads], natural log; -inf where seq_len is 0
     out_bound: Float64  # [batch, num_heads, head_size], before rounding to the output's dtype
     lse_bound: Float64  # [batch, num_heads]
+    spread: Float64  # [batch, num_heads, head_size], sum of |weight * value|
 
 
 def gather(cache: Elements, block_table: Int32, seq_len: int, layout: str) -> Float64:
@@ -61,7 +62,7 @@ def paged_attention_decode(
     u = 2.0**-24
     out = np.zeros((batch, num_heads, head_size))
     lse = np.full((batch, num_heads), -np.inf)
-    out_bound, lse_bound = np.zeros_like(out), np.zeros_like(lse)
+    out_bound, lse_bound, spread = np.zeros_like(out), np.zeros_like(lse), np.zeros_like(out)
     for r in range(batch):
         if (n := int(seq_lens[r])) == 0:
             continue
@@ -79,8 +80,9 @@ def paged_attention_decode(
         # scores, exponentials, sum of weights, sum over values
         relative = 2 * score_error + (2 * n + 16) * u
         out[r] = np.einsum("hgt,thd->hgd", weights, v).reshape(num_heads, head_size)
-        spread = np.einsum("hgt,thd->hgd", weights, np.abs(v))
-        out_bound[r] = (spread * relative).reshape(num_heads, head_size)
+        absolute = np.einsum("hgt,thd->hgd", weights, np.abs(v))
+        spread[r] = absolute.reshape(num_heads, head_size)
+        out_bound[r] = (absolute * relative).reshape(num_heads, head_size)
         lse[r] = (top + np.log(total)).reshape(num_heads)
         lse_bound[r] = relative.reshape(-1) + 8 * u * (1 + np.abs(lse[r]))
-    return Attended(out, lse, out_bound, lse_bound)
+    return Attended(out, lse, out_bound, lse_bound, spread)
