@@ -8,7 +8,7 @@ import pytest
 
 from apclab import attention, bench
 from apclab.bench import bound as binding
-from apclab.bench import memory
+from apclab.bench import buffers, memory
 from apclab.blocks import BlockTable
 from apclab.clock import Cancelled
 from apclab.results import finding, validate
@@ -23,11 +23,11 @@ QUICK: dict[str, Any] = {"budget_s": 0.0, "memory_limit": 2**26}
 def _small_cache(monkeypatch: pytest.MonkeyPatch) -> Any:
     # a last-level cache of 1 MiB: cold without reading half a gigabyte between calls
     tiny = {"name": "test", "cores": 2, "l2_bytes": 2**18, "llc_bytes": 2**20, "llc_known": True}
-    for module in (memory, bench.probes, bench.record):
-        monkeypatch.setattr(module, "cpu", lambda: tiny)
+    for module in (memory, buffers, bench.probes, bench.record):
+        monkeypatch.setattr(module, "machine", lambda _kind: tiny)
     monkeypatch.setattr(bench.probes, "_ladders", {})
     yield
-    memory.release()
+    buffers.release()
 
 
 def test_the_issue_in_blocks_and_bytes() -> None:
@@ -137,7 +137,7 @@ def test_layers_scratch_or_warm_and_it_is_said(monkeypatch: pytest.MonkeyPatch) 
     few = plan(limit=500_000)
     assert (few.layers, few.scratch_bytes, few.l2) == (5, 2**21, "cold")
     assert "5 of 84 layers" in few.notes[0]
-    monkeypatch.setattr(memory, "memory_available", lambda: 1_000_000)
+    monkeypatch.setattr(memory, "memory_available", lambda _kind: 1_000_000)
     warm = plan()
     assert (warm.layers, warm.l2) == (1, "warm")
     assert "warm: neither 84 layers" in warm.notes[0]
@@ -183,7 +183,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"cases": ("private", "own")}, ValueError, "cases must be some of private, shared, cascade"),
     ({"cases": ()}, ValueError, "cases must be some of"),
     ({"cases": ("cascade",)}, attention.Unavailable, "cascade"),
-    ({"backend": "triton"}, attention.Unavailable, "triton"),
+    ({"backend": "reference", "threads": 2}, ValueError, "threads are for backend cpu, got 2"),
     ({"dtype": "fp8"}, ValueError, "dtype must be one of float32, float16, bfloat16, got 'fp8'"),
     ({"l2": "hot"}, ValueError, "l2 must be one of cold, warm"),
     ({"order": "x"}, ValueError, "order must be one of auto, request, head"),

@@ -1,10 +1,12 @@
 """The clock: order of calls, cold and warm hooks, cancel, and what it says of the machine."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from apclab import clock
+from apclab.clock.machine import container_memory_left
 
 
 def test_cases_alternate_and_layers_cycle() -> None:
@@ -76,10 +78,10 @@ def test_a_container_limit_is_found_in_version_2(tmp_path: Path) -> None:
     member = tmp_path / "cgroup"
     member.write_text("0::/pod/box\n")
     write_group(tmp_path / "pod" / "box", "max\n", "10", V2)
-    assert clock.machine.container_memory_left(tmp_path, member) is None
+    assert container_memory_left(tmp_path, member) is None
     # the outer group sets the limit; its file cache can be reclaimed
     write_group(tmp_path / "pod", "1000", "700", V2, stat="anon 5\ninactive_file 200\n")
-    assert clock.machine.container_memory_left(tmp_path, member) == 500
+    assert container_memory_left(tmp_path, member) == 500
 
 
 def test_a_container_limit_is_found_in_version_1(tmp_path: Path) -> None:
@@ -87,15 +89,30 @@ def test_a_container_limit_is_found_in_version_1(tmp_path: Path) -> None:
     member.write_text("5:cpu:/x\n4:memory:/box\n")
     write_group(tmp_path / "memory" / "box", "5000", "4000", V1)
     write_group(tmp_path / "memory", str(2**63 - 4096), "1", V1)
-    assert clock.machine.container_memory_left(tmp_path, member) == 1000
+    assert container_memory_left(tmp_path, member) == 1000
 
 
 def test_inside_a_container_the_group_lies_at_the_root(tmp_path: Path) -> None:
     member = tmp_path / "cgroup"
     member.write_text("0::/not/visible/here\n")
     write_group(tmp_path, "300", "100", V2)
-    assert clock.machine.container_memory_left(tmp_path, member) == 200
+    assert container_memory_left(tmp_path, member) == 200
 
 
 def test_without_groups_there_is_no_limit(tmp_path: Path) -> None:
-    assert clock.machine.container_memory_left(tmp_path, tmp_path / "missing") is None
+    assert container_memory_left(tmp_path, tmp_path / "missing") is None
+
+
+def test_a_timer_of_ones_own_times_the_launches() -> None:
+    given = iter(range(100))
+    called: list[int] = []
+
+    def timer(launch: Callable[[], None]) -> float:
+        launch()
+        return float(next(given))
+
+    samples = clock.interleave(
+        {"a": [lambda: called.append(1)]}, budget_s=0, min_rounds=3, timer=timer
+    )
+    assert samples == {"a": [1.0, 2.0, 3.0]}  # the first was the warm-up
+    assert len(called) == 4

@@ -17,6 +17,7 @@ from apclab.attention.launch import (
 )
 from apclab.attention.plan import paged_attention_decode, plan
 from apclab.attention.probes import Comparison, compare, plan_stream, plan_touch, set_threads
+from apclab.attention.tensors import as_torch
 
 __all__ = [
     "BACKENDS",
@@ -26,6 +27,7 @@ __all__ = [
     "Comparison",
     "Launch",
     "Unavailable",
+    "as_torch",
     "compare",
     "dtype_of",
     "kernel_sha256",

@@ -1,15 +1,15 @@
 """A step bound to memory: pools, block tables, queries, launches of every case, their check."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from apclab.attention import (
     Comparison,
     Launch,
+    as_torch,
     compare,
     dtype_of,
     plan,
@@ -17,13 +17,13 @@ from apclab.attention import (
     plan_touch,
     set_threads,
 )
+from apclab.bench.buffers import key_value_pool, scratch_buffer
 from apclab.bench.how import How
-from apclab.bench.memory import Plan, key_value_pool, plan_memory, scratch_buffer
+from apclab.bench.memory import Plan, plan_memory
 from apclab.bench.step import Step
 from apclab.blocks import BlockTable
+from apclab.clock import Replay, synchronize, wall_time
 from apclab.specs import ModelShape
-
-Array = NDArray[Any]
 
 
 class WrongResult(RuntimeError):  # noqa: N818 - says what happened
@@ -37,13 +37,15 @@ class Bound:
     step: Step
     model: ModelShape
     how: How
-    threads: int
+    threads: int | None  # None on a GPU
     memory: Plan
     tables: dict[str, BlockTable]
-    query: Array
-    keys: Array  # [layers, num_blocks, ...] in the layout
-    values: Array
+    query: Any
+    keys: Any  # [layers, num_blocks, ...] in the layout
+    values: Any
     launches: dict[str, list[Launch]]
+    # seconds of a case's first call: a kernel that is not in the cache is compiled then
+    first_call_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def between(self) -> Callable[[Callable[[], None]], None] | None:
@@ -52,7 +54,7 @@ class Bound:
             return lambda launch: launch()
         if not self.memory.scratch_bytes:
             return None
-        scratch, _ = plan_stream(scratch_buffer(self.memory.scratch_bytes), 1)
+        scratch, _ = plan_stream(scratch_buffer(self.memory.scratch_bytes, self.how.kind), 1)
         return lambda _launch: scratch()
 
     def check(self, case: str) -> Comparison:
@@ -62,8 +64,8 @@ class Bound:
             WrongResult: an element is outside its bound.
         """
         launch, table = self.launches[case][0], self.tables[case]
-        launch.out.fill(np.nan)
-        launch()
+        launch.out[...] = float("nan")
+        self.first_call_s[case] = wall_time(lambda: self._finish(launch))
         found = compare(
             launch, self.query, self.keys[0], self.values[0], table.block_tables, table.seq_lens,
             pairs=self.how.pairs, seed=0,
@@ -75,6 +77,26 @@ class Bound:
                 f"({found.checked}); please report this with the output of `apclab doctor`"
             )
         return found
+
+    def _finish(self, launch: Launch) -> None:
+        launch()
+        if self.how.kind == "cuda":
+            synchronize()
+
+    def timed(self) -> dict[str, list[Callable[[], None]]]:
+        """What the clock calls: the launches, on a GPU as replays of CUDA graphs.
+
+        Where calls cycle over layers one graph holds a launch of each layer; where something goes
+        between the calls, each launch is a graph of its own.
+        """
+        if self.how.kind == "cpu":
+            return {case: list(launches) for case, launches in self.launches.items()}
+        if self.between is None:
+            return {case: [Replay(launches)] for case, launches in self.launches.items()}
+        return {
+            case: [Replay([launch]) for launch in launches]
+            for case, launches in self.launches.items()
+        }
 
     def touches(self, case: str) -> list[Launch]:
         """Launches that only load what the case's launches would."""
@@ -93,7 +115,7 @@ def check_room(num_blocks: int, model: ModelShape, how: How, block_size: int, as
     block_bytes = model.token_bytes(how.dtype) * block_size
     plan_memory(
         num_blocks=num_blocks + 1, block_bytes=block_bytes, distinct_bytes=num_blocks * block_bytes,
-        other_bytes=0, l2=how.l2, limit=how.memory_limit, asked=asked,
+        other_bytes=0, l2=how.l2, limit=how.memory_limit, asked=asked, kind=how.kind,
     )  # fmt: skip
 
 
@@ -104,7 +126,7 @@ def bind(step: Step, model: ModelShape, how: How) -> Bound:
         Cancelled: the caller's `cancelled` said so.
         OutOfMemory: it does not fit.
     """
-    threads = set_threads(how.threads)
+    threads = set_threads(how.threads) if how.kind == "cpu" else None
     sharing, batch = step.shared.sharing(), len(step.shared.seq_lens)
     num_blocks = sharing.table_entries + 1  # room for every entry's own block, and the null block
     token_bytes = model.token_bytes(how.dtype)
@@ -113,7 +135,7 @@ def bind(step: Step, model: ModelShape, how: How) -> Bound:
         num_blocks=num_blocks, block_bytes=token_bytes * step.block_size,
         distinct_bytes=sharing.distinct_bytes(token_bytes), other_bytes=4 * query_bytes,
         l2=how.l2, limit=how.memory_limit,
-        asked=f"{batch} requests of {step.seq_len:.0f} tokens",
+        asked=f"{batch} requests of {step.seq_len:.0f} tokens", kind=how.kind,
     )  # fmt: skip
     how.tell(0.0, "filling the KV pool")
     shape = [memory.layers, num_blocks, step.block_size, model.num_kv_heads, model.head_size]
@@ -121,23 +143,29 @@ def bind(step: Step, model: ModelShape, how: How) -> Bound:
         shape[2], shape[3] = shape[3], shape[2]
     keys, values = (
         flat.reshape(shape)
-        for flat in key_value_pool(int(np.prod(shape)), how.dtype, how.cancelled)
+        for flat in key_value_pool(int(np.prod(shape)), how.dtype, how.kind, how.cancelled)
     )
     seed = step.workload.seed if step.workload else 0
     by_case = {"private": step.private, "shared": step.shared}
     # a case's placement is its own, so that none profits from neat addresses
     tables = {case: by_case[case].permuted(seed, num_blocks) for case in how.cases}
-    query = np.random.default_rng(seed).standard_normal(
+    query: Any = np.random.default_rng(seed).standard_normal(
         (batch, model.num_heads, model.head_size), np.float32
     ).astype(dtype_of(how.dtype))  # fmt: skip
+    arrays: dict[str, tuple[Any, Any]] = {
+        case: (table.block_tables, table.seq_lens) for case, table in tables.items()
+    }
+    if how.kind == "cuda":
+        query = as_torch(query).cuda()
+        arrays = {
+            case: (as_torch(ids).cuda(), as_torch(lens).cuda())
+            for case, (ids, lens) in arrays.items()
+        }
     launches = {
         case: [
-            plan(
-                query, k, v, table.block_tables, table.seq_lens,
-                layout=how.layout, backend=how.backend, order=how.order,
-            )
+            plan(query, k, v, ids, lens, layout=how.layout, backend=how.backend, order=how.order)
             for k, v in zip(keys, values, strict=True)
         ]
-        for case, table in tables.items()
-    }  # fmt: skip
+        for case, (ids, lens) in arrays.items()
+    }
     return Bound(step, model, how, threads, memory, tables, query, keys, values, launches)

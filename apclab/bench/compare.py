@@ -7,13 +7,13 @@ from numpy.typing import NDArray
 
 from apclab.attention import plan_stream
 from apclab.bench.bound import bind, check_room
+from apclab.bench.buffers import scratch_buffer
 from apclab.bench.how import How
-from apclab.bench.memory import scratch_buffer
 from apclab.bench.probes import measure_ladder
 from apclab.bench.record import make_records
 from apclab.bench.step import Step, blocks_of, decode_step, tables_step
 from apclab.blocks import BlockTable
-from apclab.clock import Cancelled, interleave
+from apclab.clock import Cancelled, event_time, interleave
 from apclab.results import Record
 from apclab.specs import ModelShape
 from apclab.specs import model as model_named
@@ -114,7 +114,7 @@ def measure_touch(step: Step, model: ModelShape, **how: Any) -> dict[str, dict[s
     """
     done = How(**how).resolved()
     bound = bind(step, model, done)
-    read, size = plan_stream(scratch_buffer(2**29, done.cancelled), 1)
+    read, size = plan_stream(scratch_buffer(2**29, cancelled=done.cancelled), 1)
     calls: dict[str, list[Callable[[], None]]] = {"stream": [read]}
     for case in bound.launches:
         calls[f"decode {case}"] = list(bound.launches[case])
@@ -139,7 +139,7 @@ def _measure(step: Step, model: ModelShape, how: How) -> list[Record]:
             raise Cancelled("stopped before timing")
 
     how.tell(0.0, "reading the machine's caches and memory")
-    ladder = measure_ladder(threads=how.threads, cancelled=how.cancelled)
+    ladder = measure_ladder(kind=how.kind, threads=how.threads, cancelled=how.cancelled)
     bound = bind(step, model, how)
     checks = {}
     for case in how.cases:
@@ -149,8 +149,9 @@ def _measure(step: Step, model: ModelShape, how: How) -> list[Record]:
     how.tell(0.05, "timing")
     try:
         samples = interleave(
-            bound.launches, budget_s=how.budget_s, between=bound.between, cancelled=how.cancelled,
+            bound.timed(), budget_s=how.budget_s, between=bound.between, cancelled=how.cancelled,
             progress=lambda part: how.tell(0.05 + 0.95 * part, "timing"),
+            timer=event_time if how.kind == "cuda" else None,
         )  # fmt: skip
     except Cancelled as stop:
         if stop.samples and all(stop.samples.values()):

@@ -31,6 +31,11 @@ class How:
     cancelled: Callable[[], bool] | None = None
     progress: Callable[[float, str], None] | None = None
 
+    @property
+    def kind(self) -> str:
+        """Where it runs: "cpu" or "cuda"."""
+        return "cuda" if self.backend == "triton" else "cpu"
+
     def resolved(self) -> "How":
         """The same with nothing left at "auto".
 
@@ -57,8 +62,11 @@ class How:
             raise ValueError(f"budget_s must be a number of seconds >= 0, got {self.budget_s}")
         if self.memory_limit is not None and self.memory_limit < 1:
             raise ValueError(f"memory_limit must be at least 1 byte, got {self.memory_limit}")
-        set_threads(self.threads)
         backend = resolve(self.backend)
+        if backend == "cpu":
+            set_threads(self.threads)
+        elif self.threads is not None:
+            raise ValueError(f"threads are for backend cpu, got {self.threads} with {backend}")
         require(backend, cascade="cascade" in cases)
         auto: dict[str, Any] = {
             name: value for name, value in _AUTO.items() if getattr(self, name) == "auto"

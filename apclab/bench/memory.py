@@ -1,31 +1,17 @@
-"""Memory of a measurement: the arithmetic before anything is allocated, and the buffers themselves.
+"""Memory of a measurement: the arithmetic, before anything is allocated."""
 
-The buffers hold random numbers of a dtype without a shape, so the points of a sweep reuse them.
-"""
-
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from apclab.attention import dtype_of
-from apclab.clock import Cancelled, cpu, memory_available, memory_words
-
-Array = NDArray[Any]
+from apclab.bench.buffers import held_bytes
+from apclab.clock import machine, memory_available, memory_words
 
 # what a caller who names no limit lets the K and V of one measurement take: more layers would fill
 # for seconds; with fewer, reading a scratch buffer makes the calls cold just as well
-POOL_BYTES = 2 * 2**30
+POOL_BYTES = {"cpu": 2 * 2**30, "cuda": 16 * 2**30}
 # part of the memory at hand that a measurement may take: the rest is for the notebook and others
 _MEMORY_PART = 0.8
 # layers that calls cycle over at most: a tiny step would need 100,000 of them, each with its launch
 _MOST_LAYERS = 256
-# numbers in the bank that is tiled through a pool: prime, so that no two blocks hold the same ones
-_BANK = 1_000_003
-_PIECE = 2**24  # bytes filled between two looks at the cancel flag
 
 
 class OutOfMemory(MemoryError):  # noqa: N818 - named as users search for it
@@ -52,6 +38,7 @@ def plan_memory(
     l2: str,
     limit: int | None,
     asked: str,
+    kind: str = "cpu",
 ) -> Plan:
     """Choose layers and scratch buffer for a step, or refuse.
 
@@ -67,17 +54,20 @@ def plan_memory(
         l2: "cold" or "warm", as asked.
         limit: bytes that K and V may take; None means POOL_BYTES, and more for a single layer.
         asked: the step in words, for the message.
+        kind: where it runs, "cpu" or "cuda".
 
     Raises:
         OutOfMemory: one layer does not fit the memory at hand, or the caller's limit.
     """
     layer = num_blocks * block_bytes
-    at_hand = int(memory_available() * _MEMORY_PART) + held_bytes()
+    at_hand = int(memory_available(kind) * _MEMORY_PART) + held_bytes(kind)
     if layer + other_bytes > at_hand or (limit is not None and layer > limit):
         room = (
             f"the limit is {_mb(limit)}"
             if limit is not None and layer > limit
-            else (f"{_mb(at_hand)} may be used ({_MEMORY_PART:.0%} of what is {memory_words()})")
+            else (
+                f"{_mb(at_hand)} may be used ({_MEMORY_PART:.0%} of what is {memory_words(kind)})"
+            )
         )
         raise OutOfMemory(
             f"{asked}: {num_blocks:,} blocks x {block_bytes:,} bytes = {_mb(layer)} for K and V of "
@@ -86,9 +76,9 @@ def plan_memory(
         )
     if l2 == "warm":
         return Plan(1, layer, 0, "warm", [])
-    llc = cpu()["llc_bytes"]
+    llc = machine(kind)["llc_bytes"]
     wanted = max(2, -(-4 * llc // max(1, distinct_bytes)))
-    most = min(at_hand - other_bytes, POOL_BYTES if limit is None else limit)
+    most = min(at_hand - other_bytes, POOL_BYTES[kind] if limit is None else limit)
     if wanted <= _MOST_LAYERS and wanted * layer <= most:
         return Plan(wanted, wanted * layer, 0, "cold", [])
     scratch = 2 * llc
@@ -110,70 +100,3 @@ def plan_memory(
 def _mb(size: int | None) -> str:
     size = size or 0
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
-
-
-_pools: dict[str, tuple[Array, Array]] = {}
-_scratch: list[NDArray[np.float32]] = []
-
-
-def held_bytes() -> int:
-    """Bytes that earlier measurements of this process left allocated and the next one reuses."""
-    return sum(a.nbytes for pair in _pools.values() for a in pair) + sum(a.nbytes for a in _scratch)
-
-
-def release() -> None:
-    """Give the buffers back."""
-    _pools.clear()
-    _scratch.clear()
-
-
-def key_value_pool(
-    elements: int, dtype: str, cancelled: Callable[[], bool] | None = None
-) -> tuple[Array, Array]:
-    """Two flat arrays of random numbers, at least so long; kept for the next measurement.
-
-    Args:
-        elements: of each array.
-        dtype: "float32", "float16" or "bfloat16".
-        cancelled: asked every few megabytes.
-
-    Raises:
-        Cancelled: `cancelled` said so; nothing is kept.
-    """
-    if dtype not in _pools or len(_pools[dtype][0]) < elements:
-        _pools.clear()  # a pool of another dtype makes room
-        made = tuple(_random(elements, dtype, seed, cancelled) for seed in (1, 2))
-        _pools[dtype] = (made[0], made[1])
-    keys, values = _pools[dtype]
-    return keys[:elements], values[:elements]
-
-
-def _random(elements: int, dtype: str, seed: int, cancelled: Callable[[], bool] | None) -> Array:
-    """A bank of normal random numbers, tiled; by several threads, since copying is all there is."""
-    bank = np.random.default_rng(seed).standard_normal(_BANK, np.float32).astype(dtype_of(dtype))
-    flat: Array = np.empty(elements, bank.dtype)
-    step = max(1, _PIECE // bank.itemsize)
-
-    def fill(start: int) -> None:
-        if cancelled is not None and cancelled():
-            raise Cancelled("stopped while filling the KV pool")
-        piece = flat[start : start + step]
-        for at in range(0, len(piece), _BANK):
-            offset = (start + at) % _BANK
-            part = piece[at : at + _BANK]
-            head = min(len(part), _BANK - offset)
-            part[:head] = bank[offset : offset + head]
-            part[head:] = bank[: len(part) - head]
-
-    with ThreadPoolExecutor(cpu()["cores"]) as threads:
-        list(threads.map(fill, range(0, elements, step)))
-    return flat
-
-
-def scratch_buffer(nbytes: int, cancelled: Callable[[], bool] | None = None) -> NDArray[np.float32]:
-    """A buffer to read, at least so large; kept for the next measurement."""
-    words = nbytes // 4
-    if not _scratch or len(_scratch[0]) < words:
-        _scratch.clear()
-        _scratch.append(_random(words, "float32", 3, cancelled))
-    return _scratch[0][:words]

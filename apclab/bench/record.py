@@ -8,7 +8,7 @@ import numpy as np
 import apclab
 from apclab.attention import Comparison, kernel_sha256
 from apclab.bench.bound import Bound
-from apclab.clock import commit, cpu, environment
+from apclab.clock import commit, environment, machine
 from apclab.results import SCHEMA, Record
 
 
@@ -20,7 +20,7 @@ def make_records(
 ) -> list[Record]:
     """One record a case, in the order of `samples` as asked for."""
     head, dirty = commit()
-    machine = cpu()
+    device = machine(bound.how.kind)
     common: Record = {
         "schema": SCHEMA,
         "apclab": apclab.__version__,
@@ -29,14 +29,14 @@ def make_records(
         "kernel_sha256": kernel_sha256(bound.how.backend),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": {
-            "name": machine["name"],
-            "kind": "cpu",
-            "llc_bytes": machine["llc_bytes"] if machine["llc_known"] else None,
+            "name": device["name"],
+            "kind": bound.how.kind,
+            "llc_bytes": device["llc_bytes"] if device["llc_known"] else None,
             "dram_gb_per_s": next(r["gb_per_s"] for r in ladder if r["level"] == "DRAM"),
             "dram_basis": "measured",
             "ladder": ladder,
         },
-        "environment": environment(),
+        "environment": environment(bound.how.kind) | {"first_call_s": dict(bound.first_call_s)},
         "workload": _workload(bound),
         "model": _model(bound),
         "backend": bound.how.backend,

@@ -3,15 +3,28 @@
 It knows launches as callables and nothing of attention, blocks or records.
 """
 
-from apclab.clock.machine import commit, cpu, environment, memory_available, memory_words
-from apclab.clock.timing import Cancelled, interleave
+from apclab.clock.gpu import Replay, event_time, synchronize
+from apclab.clock.machine import (
+    commit,
+    cpu,
+    environment,
+    machine,
+    memory_available,
+    memory_words,
+)
+from apclab.clock.timing import Cancelled, interleave, wall_time
 
 __all__ = [
     "Cancelled",
+    "Replay",
     "commit",
     "cpu",
     "environment",
+    "event_time",
     "interleave",
+    "machine",
     "memory_available",
     "memory_words",
+    "synchronize",
+    "wall_time",
 ]

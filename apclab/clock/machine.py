@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import apclab
+from apclab.clock import gpu
 
 _VERSIONS = ("numpy", "numba", "llvmlite", "ml_dtypes", "torch", "triton")
 # used where the system does not tell: larger than most, so that cold stays cold
@@ -102,9 +103,10 @@ def _sysctl(name: str) -> str:
     return done.stdout.strip()
 
 
-def environment() -> dict[str, Any]:
+def environment(kind: str = "cpu") -> dict[str, Any]:
     """Versions, host and settings that a stranger needs to judge a time; plain JSON values."""
     return {
+        **({"gpu": gpu.gpu_state()} if kind == "cuda" else {}),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {name: _version(name) for name in _VERSIONS},
@@ -134,14 +136,23 @@ def _read(path: str) -> str | None:
         return None
 
 
-def memory_available() -> int:
-    """Bytes that this process may still take, of the machine or of its container."""
-    return _memory()[0]
+def machine(kind: str) -> dict[str, Any]:
+    """What runs the kernels: `cpu()` or `gpu.gpu()`.
+
+    Args:
+        kind: "cpu" or "cuda".
+    """
+    return gpu.gpu() if kind == "cuda" else cpu()
 
 
-def memory_words() -> str:
+def memory_available(kind: str = "cpu") -> int:
+    """Bytes that this process may still take, of the machine, its container or the GPU."""
+    return gpu.gpu_memory_available() if kind == "cuda" else _memory()[0]
+
+
+def memory_words(kind: str = "cpu") -> str:
     """Where the figure of `memory_available` comes from, for a message."""
-    return _memory()[1]
+    return "free on the GPU" if kind == "cuda" else _memory()[1]
 
 
 def _memory() -> tuple[int, str]:

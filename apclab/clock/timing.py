@@ -21,11 +21,19 @@ class Cancelled(Exception):  # noqa: N818 - somebody's wish, not an error
         self.records: list[dict[str, Any]] = []
 
 
+def wall_time(launch: Callable[[], None]) -> float:
+    """Seconds that a call takes; right for launches that return when they are done."""
+    begin = perf_counter()
+    launch()
+    return perf_counter() - begin
+
+
 def interleave(
     cases: Mapping[str, Sequence[Callable[[], None]]],
     *,
     budget_s: float,
     between: Callable[[Callable[[], None]], None] | None = None,
+    timer: Callable[[Callable[[], None]], float] | None = None,
     min_rounds: int = 5,
     max_rounds: int = 1000,
     cancelled: Callable[[], bool] | None = None,
@@ -42,6 +50,7 @@ def interleave(
         budget_s: seconds after which no new round starts, once min_rounds are done.
         between: called untimed before each timed call, with the launch that comes next: to empty
             a cache, or to warm it.
+        timer: calls a launch and returns its seconds; `wall_time` if None.
         min_rounds: rounds in any case.
         max_rounds: rounds at most.
         cancelled: asked between calls; true stops.
@@ -56,6 +65,7 @@ def interleave(
     """
     if not cases or not all(cases.values()):
         raise ValueError(f"each case needs at least one launch, got {_counts(cases)}")
+    timer = wall_time if timer is None else timer
     samples: dict[str, list[float]] = {name: [] for name in cases}
     forwards = list(cases)
     start = perf_counter()
@@ -66,11 +76,9 @@ def interleave(
             launch = cases[name][turn % len(cases[name])]
             if between is not None:
                 between(launch)
-            begin = perf_counter()
-            launch()
-            end = perf_counter()
+            seconds = timer(launch)
             if turn > 0:
-                samples[name].append(end - begin)
+                samples[name].append(seconds)
         spent = perf_counter() - start
         if progress is not None:
             progress(min(1.0, max(spent / budget_s if budget_s else 1.0, 0.0)))
