@@ -5,9 +5,7 @@ PYTHON ?= python3
 PORT ?=
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# never plain `torch`: the newest one may not go with the pinned triton
-TORCH := $(shell grep '^torch==' constraints.txt)
-# only a GPU's kernels need torch, and without a GPU it would be gigabytes for nothing
+# the lab needs torch only where there is a GPU; without one it would be gigabytes for nothing
 FOR_GPU := $(shell { test -e /dev/nvidia0 || nvidia-smi -L 2>/dev/null | grep -q GPU; } && echo .venv/.torch)
 PYTEST := $(BIN)/python -m pytest
 
@@ -25,10 +23,10 @@ help:
 lab: .venv/.lab $(FOR_GPU)
 	@$(BIN)/apclab lab $(if $(PORT),--port $(PORT))
 
-test: .venv/.test $(FOR_GPU)
+test: .venv/.test .venv/.torch
 	$(PYTEST) -n 2 -m "not slow and not mark"
 
-test-all: .venv/.test $(FOR_GPU)
+test-all: .venv/.test .venv/.torch
 	$(PYTEST) -n 2 -m "not mark" -p tests.no_skipped_browser
 
 check: .venv/.test
@@ -36,7 +34,7 @@ check: .venv/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-marks: .venv/.test $(FOR_GPU)
+marks: .venv/.test .venv/.torch
 	$(PYTEST) tests/marks -p no:xdist -m mark -s
 
 # the stamps are touched last, so that an interrupted install is done again
@@ -56,9 +54,10 @@ marks: .venv/.test $(FOR_GPU)
 	@$(INSTALL) -e ".[dev]"
 	@touch $@
 
+# constraints.txt pins both: the newest torch may not go with the pinned triton
 .venv/.torch: .venv/.lab
-	@echo "installing $(TORCH) into .venv"
-	@$(INSTALL) $(TORCH)
+	@echo "installing torch and triton into .venv"
+	@$(INSTALL) -e ".[torch]"
 	@touch $@
 
 clean:
