@@ -172,8 +172,6 @@ def bind(
     Raises:
         ValueError: a shape that the kernel cannot do.
     """
-    import torch
-
     batch, num_heads, head_size = query.shape
     tokens_at, heads_at = (1, 2) if layout == "NHD" else (2, 1)
     num_kv_heads, block_size = key_cache.shape[heads_at], key_cache.shape[tokens_at]
@@ -186,6 +184,8 @@ def bind(
     if splits is None:
         sm_count = 1  # of the interpreter, which has no SMs
         if query.is_cuda:
+            import torch
+
             sm_count = torch.cuda.get_device_properties(query.device).multi_processor_count
         tile = variant(dtype, **shape).constants["TILE"]
         most_tokens = block_tables.shape[1] * block_size
@@ -193,12 +193,8 @@ def bind(
     chosen = variant(dtype, splits=splits, **shape)
     partial, partial_lse = out, lse
     if splits > 1:
-        partial = torch.empty(
-            (batch, num_heads, splits, head_size), dtype=torch.float32, device=query.device
-        )
-        partial_lse = torch.empty(
-            (batch, num_heads, splits), dtype=torch.float32, device=query.device
-        )
+        partial = lse.new_empty((batch, num_heads, splits, head_size))
+        partial_lse = lse.new_empty((batch, num_heads, splits))
     arrays = (query, key_cache, value_cache, block_tables, seq_lens, partial, partial_lse)
     numbers = (
         scale * LOG2_E, batch, block_tables.stride(0), key_cache.stride(0),
