@@ -3,6 +3,7 @@
 It holds no kernel and no clock. A backend that cannot run here is an error that says why.
 """
 
+from apclab.attention.interpreted import plan_interpreted
 from apclab.attention.launch import (
     BACKENDS,
     DTYPES,
@@ -33,6 +34,7 @@ __all__ = [
     "kernel_sha256",
     "paged_attention_decode",
     "plan",
+    "plan_interpreted",
     "plan_stream",
     "plan_touch",
     "require",
