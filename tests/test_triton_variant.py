@@ -106,6 +106,6 @@ def test_only_the_interpreter_widens_bfloat16() -> None:
         ({"block_size": 257}, "block_size must be 1 to 256 for triton, got 257"),
     ],
 )
-def test_a_shape_that_it_cannot_do(shape: dict[str, int], message: str) -> None:
+def test_a_shape_that_it_cannot_do(shape: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         chosen(**shape)

@@ -3,7 +3,7 @@
 It holds no kernel and no clock. A backend that cannot run here is an error that says why.
 """
 
-from apclab.attention.interpreted import plan_interpreted
+from apclab.attention.interpreted import interpreter, plan_interpreted
 from apclab.attention.launch import (
     BACKENDS,
     DTYPES,
@@ -31,6 +31,7 @@ __all__ = [
     "as_torch",
     "compare",
     "dtype_of",
+    "interpreter",
     "kernel_sha256",
     "paged_attention_decode",
     "plan",

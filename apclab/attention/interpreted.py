@@ -81,6 +81,15 @@ def plan_interpreted(
     return Launch(_act(step, out, lse), "triton", layout, order, out, lse)
 
 
+def interpreter() -> str:
+    """One sentence: which interpreter runs the Triton kernel here, or what to install for one."""
+    try:
+        _require()
+    except Unavailable as missing:
+        return str(missing)
+    return f"triton {_version()} interprets the kernel, in a process of its own"
+
+
 def _act(step: dict[str, Any], out: Array, lse: Array) -> Callable[[], None]:
     def act() -> None:
         with TemporaryDirectory(prefix="apclab-") as folder:

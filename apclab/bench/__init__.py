@@ -6,6 +6,7 @@ No kernel and no clock lives here, no formula of a model.
 from apclab.bench.bound import WrongResult
 from apclab.bench.compare import compare_decode, compare_tables, measure_touch
 from apclab.bench.memory import OutOfMemory
+from apclab.bench.numbers import check_backends, run_backends, step_arrays
 from apclab.bench.probes import measure_ladder
 from apclab.bench.step import Step, decode_step, tables_step
 
@@ -13,10 +14,13 @@ __all__ = [
     "OutOfMemory",
     "Step",
     "WrongResult",
+    "check_backends",
     "compare_decode",
     "compare_tables",
     "decode_step",
     "measure_ladder",
     "measure_touch",
+    "run_backends",
+    "step_arrays",
     "tables_step",
 ]
