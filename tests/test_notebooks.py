@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,26 @@ def decode_lab(numbers: dict[str, Any]) -> None:
     assert all(0 < time < math.inf for time in numbers["p50_us"])
 
 
-CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {"04_decode_lab": decode_lab}
+def paged_attention(numbers: dict[str, Any]) -> None:
+    has_triton = find_spec("triton") is not None
+    assert numbers["backends"] == (["cpu", "triton"] if has_triton else ["cpu"])
+    assert len(numbers["within"]) == 3 * len(numbers["backends"])  # three dtypes
+    assert all(numbers["within"])
+    assert all(0 < used <= 1 for used in numbers["used"])
+    assert numbers["unmoved"] == 0.0
+    # float16 rounds numbers near 1 by at most 5e-4
+    assert numbers["wrong"] > 0.1
+    assert len(numbers["by_request"]) == 1 + len(numbers["backends"])
+    for first, *others in numbers["by_request"]:
+        assert first > 0.0
+        assert others == [0.0, 0.0]
+    assert numbers["records"] == 2
+
+
+CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "02_paged_attention": paged_attention,
+    "04_decode_lab": decode_lab,
+}
 
 
 def test_there_are_notebooks() -> None:
