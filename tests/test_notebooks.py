@@ -59,12 +59,11 @@ def test_there_are_notebooks() -> None:
     assert CHECKS.keys() <= {path.stem for path in ALL}
 
 
-@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
-# a kernel that just started may warn about its own shutdown
-@pytest.mark.filterwarnings("default::DeprecationWarning", "default::ResourceWarning")
-def test_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(ROOT / "kernels"))))
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+def run(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *before: Path) -> Any:
+    """Run a notebook in a folder, with what lies in `before` first on the import path."""
+    found = (*map(str, before), str(ROOT), str(ROOT / "kernels"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(found))
+    monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
     notebook = notebooks.read(path)
     notebooks.override(notebook, **SMALL)
     client = NotebookClient(
@@ -72,12 +71,42 @@ def test_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         timeout=300,
         kernel_name="python3",
         store_widget_state=False,
-        resources={"metadata": {"path": str(tmp_path)}},
+        resources={"metadata": {"path": str(folder)}},
     )
     client.execute()  # an error in a cell raises
+    return notebook
+
+
+def numbers_of(notebook: Any) -> dict[str, Any]:
+    (output,) = notebooks.tagged(notebook, "numbers").outputs
+    found: dict[str, Any] = ast.literal_eval(output.data["text/plain"])
+    return found
+
+
+# a kernel that just started may warn about its own shutdown
+kernel_warns = pytest.mark.filterwarnings("default::DeprecationWarning", "default::ResourceWarning")
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+@kernel_warns
+def test_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = run(path, tmp_path, monkeypatch)
     if check := CHECKS.get(path.stem):
-        (output,) = notebooks.tagged(notebook, "numbers").outputs
-        check(ast.literal_eval(output.data["text/plain"]))
+        check(numbers_of(notebook))
+
+
+@kernel_warns
+def test_paged_attention_runs_without_triton(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide = "import sys\nsys.modules.update(triton=None, torch=None)\n"
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "sitecustomize.py").write_text(hide, encoding="utf-8")
+    path = notebooks.FOLDER / "02_paged_attention.ipynb"
+    notebook = run(path, tmp_path, monkeypatch, tmp_path / "hidden")
+    assert numbers_of(notebook)["backends"] == ["cpu"]
+    (said,) = next(cell for cell in notebook.cells if cell.id == "interpreter").outputs
+    assert "pip install 'triton>=" in said.data["text/plain"]
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
