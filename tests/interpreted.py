@@ -151,11 +151,10 @@ def far(folder: Path) -> tuple[Case, dict[str, Any]]:
     small = arrays["key_cache"].shape
     most = 2**31 // int(np.prod(small[1:])) + small[0]  # blocks
     for name in ("key_cache", "value_cache"):
-        hole = np.memmap(
-            folder / name, np.float16, "w+", shape=(2 * most, *small[1:])
-        )[most:]  # fmt: skip
+        hole = np.memmap(folder / name, np.float16, "w+", shape=(2 * most, *small[1:]))
+        (folder / name).unlink()  # the mapping keeps it; nobody is to copy a file of 8 GB
         hole[-small[0] :] = arrays[name]
-        arrays[name] = hole
+        arrays[name] = hole[most:]
     arrays["block_tables"] += most - small[0]
     return case, arrays
 
