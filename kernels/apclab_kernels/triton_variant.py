@@ -5,9 +5,11 @@ from typing import Any, NamedTuple
 # rows of a tile of queries: the least that a tensor core multiplies, so a group is padded to it
 ROWS = 16
 HEAD_SIZES = (64, 96, 128, 256)
-MOST_GROUP = 64
+# query heads of one KV head; 64 rows of float32 spill on some GPUs whatever the tile
+MOST_GROUP = {"float32": 32, "float16": 64, "bfloat16": 64}
 MOST_BLOCK = 256
 MOST_SPLITS = 64
+MERGE_WARPS = 4
 LOG2_E = 1.4426950408889634
 
 
@@ -37,8 +39,10 @@ def variant(
 ) -> Variant:
     """Choose tile, warps and stages for a shape.
 
-    A tile of float32 is half as large: with 64 tokens its product spills registers to memory on
-    every NVIDIA GPU that was compiled for. A head of 256 has half the tokens for the same reason.
+    float32 keeps all its bits, so no tensor core multiplies it: rows that pad a group would cost
+    what the group costs, and make arithmetic the limit instead of memory. It has no padding, and
+    half the tokens in a tile: 32 tokens of 128 elements spill registers to memory on some GPUs.
+    More than 16 rows are shared by twice the warps, for the same reason.
 
     Args:
         dtype: "float32", "float16" or "bfloat16".
@@ -59,19 +63,22 @@ def variant(
         raise ValueError(
             f"head_size must be one of {known} for the triton backend, got {head_size}"
         )
-    if group > MOST_GROUP:
+    if group > MOST_GROUP[dtype]:
         raise ValueError(
-            f"num_heads / num_kv_heads must be at most {MOST_GROUP} for triton, got {group}"
+            f"num_heads / num_kv_heads must be at most {MOST_GROUP[dtype]} for triton and {dtype}, "
+            f"got {group}"
         )
     if not 1 <= block_size <= MOST_BLOCK:
         raise ValueError(f"block_size must be 1 to {MOST_BLOCK} for triton, got {block_size}")
-    tile = 64 if head_size <= 64 else 32
+    rows, tile = power_of_two(group), 64 if head_size <= 64 else 32
     if dtype == "float32":
-        tile = 32 if head_size <= 128 else 16
+        tile //= 2
+    else:
+        rows = max(ROWS, rows)
     constants = {
         "NUM_KV_HEADS": num_kv_heads,
         "GROUP": group,
-        "ROWS": max(ROWS, power_of_two(group)),
+        "ROWS": rows,
         "HEAD_SIZE": head_size,
         "HEAD_PAD": power_of_two(head_size),
         "BLOCK_SIZE": block_size,
@@ -81,7 +88,8 @@ def variant(
         "PRECISION": "ieee",
         "UPCAST": interpreted and dtype == "bfloat16",
     }
-    return Variant(constants, num_warps=4, num_stages=3 if dtype != "float32" else 2)
+    stages = 2 if dtype == "float32" else 3
+    return Variant(constants, num_warps=4 if rows <= 16 else 8, num_stages=stages)
 
 
 def choose_splits(batch: int, num_kv_heads: int, most_tokens: int, tile: int, sm_count: int) -> int:
