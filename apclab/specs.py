@@ -85,6 +85,41 @@ class Device:
     source: str
 
 
+@dataclass(frozen=True)
+class SM:
+    """What one streaming multiprocessor (SM) of a device holds, and how far DRAM is from it.
+
+    Attributes:
+        device: as in `data/devices.csv`.
+        target: what its kernels are compiled for, for instance "sm_90".
+        sm_count: SMs of the device.
+        clock_mhz: boost clock.
+        dram_latency_ns: from a load to its data, of an idle device.
+        latency_basis: "measured", "clock inferred" (cycles measured) or "inferred"; see `note`.
+        registers: 32-bit registers.
+        shared_bytes: shared memory at most.
+        max_warps: warps at a time.
+        max_programs: programs (thread blocks) at a time.
+        fp32_lanes: float32 multiply-adds a cycle.
+        note: how the latency was come by.
+        source: where the numbers were read.
+    """
+
+    device: str
+    target: str
+    sm_count: int
+    clock_mhz: int
+    dram_latency_ns: int
+    latency_basis: str
+    registers: int
+    shared_bytes: int
+    max_warps: int
+    max_programs: int
+    fp32_lanes: int
+    note: str
+    source: str
+
+
 def models() -> dict[str, ModelShape]:
     """Every model of `data/models.csv` by its short name, in the order of the file."""
     return dict(_models())
@@ -111,6 +146,11 @@ def device(name: str) -> Device:
         ValueError: no such device; the message lists near names.
     """
     return _named(_devices(), name, "device")
+
+
+def sms() -> dict[str, SM]:
+    """Every row of `data/sm.csv` by the name of its device, in the order of the file."""
+    return dict(_sms())
 
 
 def _named(rows: dict[str, Row], name: str, what: str) -> Row:
@@ -145,6 +185,28 @@ def _devices() -> dict[str, Device]:
             source=row["source"],
         )
         for row in _rows("devices.csv")
+    }
+
+
+@cache
+def _sms() -> dict[str, SM]:
+    return {
+        row["device"]: SM(
+            device=row["device"],
+            target=row["target"],
+            sm_count=int(row["sm_count"]),
+            clock_mhz=int(row["clock_mhz"]),
+            dram_latency_ns=int(row["dram_latency_ns"]),
+            latency_basis=row["latency_basis"],
+            registers=int(row["registers_per_sm"]),
+            shared_bytes=int(row["shared_bytes_per_sm"]),
+            max_warps=int(row["max_warps_per_sm"]),
+            max_programs=int(row["max_programs_per_sm"]),
+            fp32_lanes=int(row["fp32_lanes_per_sm"]),
+            note=row["note"],
+            source=row["source"],
+        )
+        for row in _rows("sm.csv")
     }
 
 

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from rich.table import Table
 
 from apclab import __version__
+from apclab.cli.kernels import show_kernels
 from apclab.cli.terminal import stdout
 
 OPTIONAL = ("torch", "triton", "kaleido", "playwright")
@@ -34,9 +35,14 @@ class Check(NamedTuple):
 
 
 def doctor(
-    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Show what the GPU kernels compile to; no GPU needed.")
+    ] = False,
 ) -> int:
     """Show versions, devices, threads, memory, the widget stack, and what is missing."""
+    if kernels:
+        return show_kernels(json_lines=json_lines)
     machine = describe_machine()
     checks = [*check_packages(), *check_extras(has_gpu=bool(machine["gpu"])), check_browser()]
     if json_lines:

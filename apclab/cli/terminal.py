@@ -46,10 +46,15 @@ class Watch:
 
 
 @contextmanager
-def watch() -> Iterator[Watch]:
+def watch(
+    saying: str = "measuring; Ctrl-C stops and keeps what was measured",
+) -> Iterator[Watch]:
     """Show a progress bar with the time left on stderr; the first Ctrl-C only asks to stop.
 
     A second Ctrl-C raises KeyboardInterrupt at once.
+
+    Args:
+        saying: the one line where no bar can be drawn.
     """
     stop = threading.Event()
     console = stderr()
@@ -65,7 +70,7 @@ def watch() -> Iterator[Watch]:
         # where no bar can be drawn, one line tells that the arguments were fine and time passes
         if not console.is_terminal and not said.is_set():
             said.set()
-            console.print("measuring; Ctrl-C stops and keeps what was measured")
+            console.print(saying)
 
     def on_interrupt(_signal: int, _frame: FrameType | None) -> None:
         if stop.is_set():

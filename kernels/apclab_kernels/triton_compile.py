@@ -17,19 +17,19 @@ from triton.compiler import ASTSource
 
 from apclab_kernels import triton_decode
 from apclab_kernels.triton_binary import read_amdgcn, read_cubin
-from apclab_kernels.triton_shipped import (
-    Shape,
-    default_variants,
-    quick_variants,
-    shipped_variants,
-)
+from apclab_kernels.triton_shipped import WHICH, Shape
 from apclab_kernels.triton_variant import MERGE_WARPS, power_of_two, variant
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
-WHICH = {"default": default_variants, "quick": quick_variants, "shipped": shipped_variants}
 TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 LEAST_COPIES = 8
+# bytes of shared memory that one program may have (CUDA programming guide, compute capabilities;
+# of AMD the LDS of a CDNA 3 compute unit)
+MOST_SHARED = {
+    "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10,
+    "sm_100": 227 << 10, "sm_120": 99 << 10, "gfx942": 64 << 10,
+}  # fmt: skip
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
@@ -154,6 +154,8 @@ def faults(build: Build) -> list[str]:
         found.append(f"a thread keeps {build.stack_bytes} bytes on a stack in memory")
     if build.spills:
         found.append(f"{build.spills} instructions spill registers")
+    if build.shared_bytes > (most := MOST_SHARED.get(build.target, build.shared_bytes)):
+        found.append(f"{build.shared_bytes} bytes of shared memory, a program may have {most}")
     if build.kernel == "decode":
         nvidia = build.target.startswith("sm_")
         if nvidia and build.async_copies < LEAST_COPIES:

@@ -11,7 +11,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from apclab_kernels.triton_variant import LOG2_E, choose_splits, power_of_two, variant
+from apclab_kernels.triton_variant import LOG2_E, MERGE_WARPS, choose_splits, power_of_two, variant
 
 
 @triton.jit
@@ -213,5 +213,5 @@ def run(arguments: tuple[Any, ...]) -> None:
     if constants["SPLITS"] > 1:
         merge_kernel[(out.shape[0] * out.shape[1],)](
             arrays[5], arrays[6], out, lse, constants["HEAD_SIZE"], constants["HEAD_PAD"],
-            constants["SPLITS"], power_of_two(constants["SPLITS"]), num_warps=4,
+            constants["SPLITS"], power_of_two(constants["SPLITS"]), num_warps=MERGE_WARPS,
         )  # fmt: skip

@@ -74,3 +74,6 @@ def shipped_variants() -> Iterator[tuple[str, Shape]]:
             yield "decode", Shape(dtype, group, 1, head_size, splits=splits)
         for splits in (SPLITS, MOST_SPLITS):
             yield "merge", Shape(dtype, 8, 8, head_size, splits=splits)
+
+
+WHICH = {"default": default_variants, "quick": quick_variants, "shipped": shipped_variants}
