@@ -88,6 +88,7 @@ def compile_decode(shape: Shape, target: str, *, aligned: bool = True, **changes
         shape.dtype, num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads,
         head_size=shape.head_size, block_size=shape.block_size, splits=shape.splits,
         head_first=shape.order == "head",
+        amd=target.startswith("gfx"),
     )  # fmt: skip
     constants = chosen.constants | {k: v for k, v in changes.items() if k in chosen.constants}
     warps = changes.get("num_warps", chosen.num_warps)
@@ -102,10 +103,12 @@ def compile_decode(shape: Shape, target: str, *, aligned: bool = True, **changes
     # that is allowed is a multiple of 16. Batch and the width of a table can be anything; they
     # do not reach the addresses of K and V within a token.
     even = {name for name, kind in types.items() if kind[0] == "*"} | {*strides}
+    options = {"num_warps": warps, "num_stages": changes.get("num_stages", chosen.num_stages)}
+    if chosen.max_registers is not None:
+        options["maxnreg"] = chosen.max_registers
     kernel = _compile(
-        triton_decode.decode_kernel, types, constants, even if aligned else set(),
-        target, num_warps=warps, num_stages=changes.get("num_stages", chosen.num_stages),
-    )  # fmt: skip
+        triton_decode.decode_kernel, types, constants, even if aligned else set(), target, options
+    )
     tile, head_pad = constants["TILE"], constants["HEAD_PAD"]
     rings = re.findall(rf"local_alloc : .*memdesc<(\d+)x{tile}x{head_pad}x", kernel.asm["ttgir"])
     return _build(
@@ -125,7 +128,7 @@ def compile_merge(shape: Shape, target: str) -> Build:
         "partial": "*fp32", "partial_lse": "*fp32", "out": f"*{TYPES[shape.dtype]}", "lse": "*fp32",
     }  # fmt: skip
     kernel = _compile(
-        triton_decode.merge_kernel, types, constants, set(types), target, num_warps=MERGE_WARPS
+        triton_decode.merge_kernel, types, constants, set(types), target, {"num_warps": MERGE_WARPS}
     )
     return _build(
         kernel, shape, target, kernel="merge", num_warps=MERGE_WARPS,
@@ -135,7 +138,7 @@ def compile_merge(shape: Shape, target: str) -> Build:
 
 def _compile(
     function: Any, types: dict[str, str], constants: dict[str, Any], even: set[str],
-    target: str, **options: int,
+    target: str, options: dict[str, int],
 ) -> Any:  # fmt: skip
     place = {name: (i,) for i, name in enumerate(function.arg_names)}
     source = ASTSource(

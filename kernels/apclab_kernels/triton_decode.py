@@ -178,7 +178,7 @@ def bind(
     shape = {
         "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size,
         "block_size": block_size, "head_first": order == "head",
-        "interpreted": triton.knobs.runtime.interpret,
+        "interpreted": triton.knobs.runtime.interpret, "amd": torch.version.hip is not None,
     }  # fmt: skip
     dtype = str(query.dtype).removeprefix("torch.")
     if splits is None:
@@ -207,9 +207,12 @@ def run(arguments: tuple[Any, ...]) -> None:
     """Launch the kernel once, and the merge where sequences are split; does not wait for it."""
     grid, chosen, arrays, numbers, out, lse = arguments
     constants = chosen.constants
+    # an option of NVIDIA's compiler alone
+    limit = {} if chosen.max_registers is None else {"maxnreg": chosen.max_registers}
     decode_kernel[grid](
-        *arrays, *numbers, **constants, num_warps=chosen.num_warps, num_stages=chosen.num_stages
-    )
+        *arrays, *numbers, **constants,
+        num_warps=chosen.num_warps, num_stages=chosen.num_stages, **limit,
+    )  # fmt: skip
     if constants["SPLITS"] > 1:
         merge_kernel[(out.shape[0] * out.shape[1],)](
             arrays[5], arrays[6], out, lse, constants["HEAD_SIZE"], constants["HEAD_PAD"],

@@ -10,6 +10,8 @@ MOST_GROUP = {"float32": 32, "float16": 64, "bfloat16": 64}
 MOST_BLOCK = 256
 MOST_SPLITS = 64
 MERGE_WARPS = 4
+# of a thread, on every NVIDIA GPU; 8 warps of them fit
+MOST_REGISTERS = 255
 LOG2_E = 1.4426950408889634
 
 
@@ -24,6 +26,7 @@ class Variant(NamedTuple):
     constants: dict[str, Any]  # the constexpr arguments of `decode_kernel`
     num_warps: int
     num_stages: int
+    max_registers: int | None  # of a thread; None leaves it to the assembler
 
 
 def variant(
@@ -36,13 +39,15 @@ def variant(
     splits: int = 1,
     head_first: bool = False,
     interpreted: bool = False,
+    amd: bool = False,
 ) -> Variant:
     """Choose tile, warps and stages for a shape.
 
-    float32 keeps all its bits, so no tensor core multiplies it: rows that pad a group would cost
-    what the group costs, and make arithmetic the limit instead of memory. It has no padding, and
-    half the tokens in a tile: 32 tokens of 128 elements spill registers to memory on some GPUs.
-    More than 16 rows are shared by twice the warps, for the same reason.
+    float32 keeps all its bits, so no tensor core of NVIDIA multiplies it: rows that pad a group
+    would cost what the group costs, and make arithmetic the limit instead of memory. It has no
+    padding there, and half the tokens in a tile: 32 tokens of 128 elements spill registers to
+    memory on some GPUs. More than 16 rows are shared by twice the warps, for the same reason. The
+    assembler spills a few of its registers too, to fit more programs; naming a limit stops that.
 
     Args:
         dtype: "float32", "float16" or "bfloat16".
@@ -53,6 +58,7 @@ def variant(
         splits: programs that share the tokens of one sequence.
         head_first: programs follow each other head by head.
         interpreted: run by Triton's interpreter.
+        amd: for a GPU of AMD, whose matrix cores multiply float32.
 
     Raises:
         ValueError: a shape that the kernel cannot do; the message lists what it can.
@@ -70,11 +76,11 @@ def variant(
         )
     if not 1 <= block_size <= MOST_BLOCK:
         raise ValueError(f"block_size must be 1 to {MOST_BLOCK} for triton, got {block_size}")
-    rows, tile = power_of_two(group), 64 if head_size <= 64 else 32
+    on_cores = amd or dtype != "float32"
+    rows = max(ROWS if on_cores else 1, power_of_two(group))
+    tile, stages = (64 if head_size <= 64 else 32), 3
     if dtype == "float32":
-        tile //= 2
-    else:
-        rows = max(ROWS, rows)
+        tile, stages = tile // 2, 2
     constants = {
         "NUM_KV_HEADS": num_kv_heads,
         "GROUP": group,
@@ -88,8 +94,12 @@ def variant(
         "PRECISION": "ieee",
         "UPCAST": interpreted and dtype == "bfloat16",
     }
-    stages = 2 if dtype == "float32" else 3
-    return Variant(constants, num_warps=4 if rows <= 16 else 8, num_stages=stages)
+    return Variant(
+        constants,
+        num_warps=4 if rows <= ROWS else 8,
+        num_stages=stages,
+        max_registers=None if on_cores else MOST_REGISTERS,
+    )
 
 
 def choose_splits(batch: int, num_kv_heads: int, most_tokens: int, tile: int, sm_count: int) -> int:
