@@ -18,7 +18,7 @@ from tests import notebooks
 ALL = sorted(notebooks.FOLDER.glob("*.ipynb"))
 ROOT = notebooks.FOLDER.parent
 # small enough to be quick; overridden only where a notebook has them
-SMALL = {"budget_s": 0.05, "batch": 12}
+SMALL = {"budget_s": 0.05, "batch": 12, "targets": ["sm_90"]}
 
 
 def decode_lab(numbers: dict[str, Any]) -> None:
@@ -46,6 +46,10 @@ def paged_attention(numbers: dict[str, Any]) -> None:
     for first, *others in numbers["by_request"]:
         assert first > 0.0
         assert others == [0.0, 0.0]
+    # two shapes in three dtypes, and at least one GPU of the target
+    assert len(numbers["spills"]) >= (6 if has_triton else 0)
+    assert not any(numbers["spills"])
+    assert all(ratio >= 1.5 for ratio in numbers["ratio"])
     assert numbers["records"] == 2
 
 
@@ -64,6 +68,7 @@ def run(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *before: Path
     found = (*map(str, before), str(ROOT), str(ROOT / "kernels"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(found))
     monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
     notebook = notebooks.read(path)
     notebooks.override(notebook, **SMALL)
     client = NotebookClient(
