@@ -4,3 +4,43 @@ It holds no kernel and no clock. A backend that cannot run here is an error that
 """
 
 from apclab.attention.compiled import compile_kernels
+from apclab.attention.interpreted import interpreter, plan_interpreted
+from apclab.attention.launch import (
+    BACKENDS,
+    DTYPES,
+    LAYOUTS,
+    ORDERS,
+    Launch,
+    Unavailable,
+    dtype_of,
+    kernel_sha256,
+    require,
+    resolve,
+)
+from apclab.attention.plan import paged_attention_decode, plan
+from apclab.attention.probes import Comparison, compare, plan_stream, plan_touch, set_threads
+from apclab.attention.tensors import as_torch
+
+__all__ = [
+    "BACKENDS",
+    "DTYPES",
+    "LAYOUTS",
+    "ORDERS",
+    "Comparison",
+    "Launch",
+    "Unavailable",
+    "as_torch",
+    "compare",
+    "compile_kernels",
+    "dtype_of",
+    "interpreter",
+    "kernel_sha256",
+    "paged_attention_decode",
+    "plan",
+    "plan_interpreted",
+    "plan_stream",
+    "plan_touch",
+    "require",
+    "resolve",
+    "set_threads",
+]

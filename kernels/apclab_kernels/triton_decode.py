@@ -175,18 +175,20 @@ def bind(
     batch, num_heads, head_size = query.shape
     tokens_at, heads_at = (1, 2) if layout == "NHD" else (2, 1)
     num_kv_heads, block_size = key_cache.shape[heads_at], key_cache.shape[tokens_at]
+    # the interpreter has no SMs, and needs no torch
+    sm_count, amd = 1, False
+    if query.is_cuda:
+        import torch
+
+        sm_count = torch.cuda.get_device_properties(query.device).multi_processor_count
+        amd = torch.version.hip is not None
     shape = {
         "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size,
         "block_size": block_size, "head_first": order == "head",
-        "interpreted": triton.knobs.runtime.interpret, "amd": torch.version.hip is not None,
+        "interpreted": triton.knobs.runtime.interpret, "amd": amd,
     }  # fmt: skip
     dtype = str(query.dtype).removeprefix("torch.")
     if splits is None:
-        sm_count = 1  # of the interpreter, which has no SMs
-        if query.is_cuda:
-            import torch
-
-            sm_count = torch.cuda.get_device_properties(query.device).multi_processor_count
         tile = variant(dtype, **shape).constants["TILE"]
         most_tokens = block_tables.shape[1] * block_size
         splits = choose_splits(batch, num_kv_heads, most_tokens, tile, sm_count)
