@@ -101,6 +101,7 @@ def test_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @kernel_warns
+@pytest.mark.slow
 def test_paged_attention_runs_without_triton(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
