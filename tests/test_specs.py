@@ -3,7 +3,7 @@ import csv
 import pytest
 
 from apclab import data_dir
-from apclab.specs import DTYPE_BYTES, ModelShape, device, devices, model, models
+from apclab.specs import DTYPE_BYTES, ModelShape, device, devices, model, models, sms
 
 
 def test_token_bytes_of_llama_13b_is_hand_computed() -> None:
@@ -63,6 +63,27 @@ def test_the_published_study_of_a_device_uses_its_rate() -> None:
                 spec.dram_gb_per_s,
                 spec.dram_basis,
             )
+
+
+def test_every_sm_belongs_to_a_device_and_says_how_its_latency_is_known() -> None:
+    assert {"A100-SXM4-80GB", "H100-SXM5-80GB", "H200", "B200", "L40S"} <= sms().keys()
+    for name, sm in sms().items():
+        assert name in devices()
+        assert sm.latency_basis in ("measured", "clock inferred", "inferred")
+        assert len(sm.note) > 10
+        # latency, clocks and limits have a source each
+        assert sm.source.count(";") == 2, name
+        assert sm.registers == 65536
+        assert sm.max_programs * 2 <= sm.max_warps
+        # a partition has 16 or 32 lanes
+        assert sm.fp32_lanes in (64, 128)
+
+
+def test_latency_follows_from_its_cycles_and_clock() -> None:
+    with (data_dir() / "sm.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            ns = float(row["dram_latency_cycles"]) / float(row["latency_clock_mhz"]) * 1000
+            assert int(row["dram_latency_ns"]) == round(ns), row["device"]
 
 
 def test_an_unknown_name_lists_near_ones() -> None:
