@@ -46,8 +46,9 @@ def variant(
     float32 keeps all its bits, so no tensor core of NVIDIA multiplies it: rows that pad a group
     would cost what the group costs, and make arithmetic the limit instead of memory. It has no
     padding there, and half the tokens in a tile: 32 tokens of 128 elements spill registers to
-    memory on some GPUs. More than 16 rows are shared by twice the warps, for the same reason. The
-    assembler spills a few of its registers too, to fit more programs; naming a limit stops that.
+    memory on some GPUs. More than 16 rows (8 of float32) have twice the warps, for the same
+    reason. The assembler spills a few registers of float32 too, to fit more programs; naming a
+    limit stops that.
 
     Args:
         dtype: "float32", "float16" or "bfloat16".
@@ -96,7 +97,7 @@ def variant(
     }
     return Variant(
         constants,
-        num_warps=4 if rows <= ROWS else 8,
+        num_warps=4 if rows <= (ROWS if on_cores else ROWS // 2) else 8,
         num_stages=stages,
         max_registers=None if on_cores else MOST_REGISTERS,
     )
