@@ -73,6 +73,15 @@ def test_bandwidth_has_the_ladder() -> None:
     assert list(trace.y) == [r["gb_per_s"] for r in sweep() if r["case"] == "shared"]
 
 
+def test_a_figure_alone_states_its_finding() -> None:
+    table = results.frame(sweep())
+    time, rates = figures.decode_time(table), figures.bandwidth(table, LADDER)
+    roofline = figures.reuse_roofline(table)
+    assert "faster<br>than private at hit 1" in time.layout.title.text
+    assert "what DRAM delivers" in rates.layout.title.text
+    assert "the DRAM rate" in roofline.layout.title.text
+
+
 def test_roofline_has_measured_and_published_points() -> None:
     records = sweep()
     figure = figures.reuse_roofline(results.frame(records), results.published(), ladder=LADDER)

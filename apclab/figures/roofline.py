@@ -22,6 +22,7 @@ from apclab.figures.style import (
     small,
     times,
 )
+from apclab.figures.titles import best_points, roofline_title
 
 
 def reuse_roofline(
@@ -41,7 +42,9 @@ def reuse_roofline(
         ladder: the machine's levels, for the flat part of the roof.
         theme: "auto", "light" or "dark".
     """
-    return alone(roofline_panel(lines(frame, "cache_hit"), published, ladder), theme)
+    measured = lines(frame, "cache_hit")
+    title = roofline_title(best_points(measured))
+    return alone(roofline_panel(measured, published, ladder, title=title), theme)
 
 
 def roofline_panel(

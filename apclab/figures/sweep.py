@@ -22,6 +22,7 @@ from apclab.figures.style import (
     small,
     translucent,
 )
+from apclab.figures.titles import bandwidth_title, best_points, time_title
 
 _RUNGS = 4  # levels of a ladder that are drawn
 _LABEL_ROOM = 0.24  # of the x axis, right of the last point
@@ -47,7 +48,9 @@ def decode_time(
     Raises:
         ValueError: an unknown x, view or theme, or num_layers missing.
     """
-    return alone(time_panel(lines(frame, x, view, num_layers), x, view), theme)
+    measured = lines(frame, x, view, num_layers)
+    title = time_title(best_points(measured), x)
+    return alone(time_panel(measured, x, view, title=title), theme)
 
 
 def bandwidth(
@@ -61,7 +64,9 @@ def bandwidth(
         x: column along the x axis, as in `decode_time`.
         theme: "auto", "light" or "dark".
     """
-    return alone(bandwidth_panel(lines(frame, x), ladder, x), theme)
+    measured = lines(frame, x)
+    title = bandwidth_title(best_points(measured))
+    return alone(bandwidth_panel(measured, ladder, x, title=title), theme)
 
 
 def time_panel(
