@@ -152,6 +152,7 @@ def test_what_issue_4860_shared_is_not_known_but_bounded() -> None:
     assert math.isnan(shared["x"])
     assert math.isnan(shared["shared_len"])
     assert shared["x_low"] == shared["y"]
+    assert shared["least_from_cache"] == pytest.approx(1 - 1 / shared["y"])
     # identical prompts: 18 full blocks of 16 once, and the other 22.5 tokens of each request
     assert shared["x_high"] == pytest.approx(100 * 310.5 / (288 + 100 * 22.5))
 
@@ -178,6 +179,7 @@ def test_every_published_row_adds_up() -> None:
     expected = known["logical_bytes"].where(private, own * token_bytes[known.index])
     assert (known["distinct_bytes"] == expected).all()
     assert (table["x_low"] <= table["x_high"]).all()
+    assert (table["least_from_cache"] >= 0).all()
     # a private, cold case above the rate of DRAM would be a wrong number
     assert (table.query("case == 'private' and l2 != 'warm'")["y"] <= 1).all()
     assert table["source"].str.fullmatch(r"(github\.com|arxiv\.org)/.+").all()

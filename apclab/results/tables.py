@@ -143,7 +143,9 @@ def published() -> "pd.DataFrame":
         `gb_per_s` = logical bytes / time; `y` = gb_per_s / DRAM rate; `x` = logical / distinct
         bytes, NaN where the study does not say how much was shared; `x_low` and `x_high`, what
         x can be: the known x, else y (DRAM delivers each distinct byte at least once and at no
-        more than its rate) and the x of prompts that share all they can.
+        more than its rate) and the x of prompts that share all they can; `least_from_cache`
+        = 1 - 1 / y where y > 1, else 0: the part of the bytes that DRAM at its full rate could
+        not have delivered in that time.
     """
     import pandas as pd
 
@@ -153,6 +155,7 @@ def published() -> "pd.DataFrame":
     table["x"] = table["logical_bytes"] / table["distinct_bytes"]
     table["x_low"] = table["x"].fillna(table["y"].clip(lower=1.0))
     table["x_high"] = table["x"].fillna(table["logical_bytes"] / table["distinct_bytes_least"])
+    table["least_from_cache"] = 1 - 1 / table["y"].clip(lower=1.0)
     return table
 
 
