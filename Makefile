@@ -10,7 +10,7 @@ FOR_GPU := $(shell { test -e /dev/nvidia0 || nvidia-smi -L 2>/dev/null | grep -q
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-all check marks clean
+.PHONY: help lab test test-all check marks notebooks clean
 
 help:
 	@echo "make lab       open JupyterLab on the decode lab (PORT=8888 to choose a port)"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-all  the slow tests too; a browser test that is skipped fails"
 	@echo "make check     ruff (lint and format, notebooks too) and mypy"
 	@echo "make marks     performance marks, one after the other"
+	@echo "make notebooks run the notebooks and write their outputs and the README's figure"
 	@echo "make clean     remove .venv, builds and caches"
 
 lab: .venv/.lab $(FOR_GPU)
@@ -36,6 +37,10 @@ check: .venv/.test
 
 marks: .venv/.test .venv/.torch
 	$(PYTEST) tests/marks -p no:xdist -m mark -s
+
+# on a quiet machine: what is measured here is what readers see; ONLY=00 renders one
+notebooks: .venv/.test .venv/.torch
+	$(BIN)/python -m docs.render $(ONLY)
 
 # the stamps are touched last, so that an interrupted install is done again
 .venv/.made:
@@ -62,4 +67,4 @@ marks: .venv/.test .venv/.torch
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis artifacts
-	find apclab kernels tests notebooks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find apclab docs kernels tests notebooks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -21,6 +21,11 @@ def tagged(notebook: Any, tag: str) -> Any:
     return found[0]
 
 
+def has(notebook: Any, tag: str) -> bool:
+    """Whether a cell has the tag."""
+    return any(tag in cell.metadata.get("tags", []) for cell in notebook.cells)
+
+
 def override(notebook: Any, **values: Any) -> None:
     """Replace assignments in the cell tagged `parameters`; a name that it lacks is left out."""
     cell = tagged(notebook, "parameters")
