@@ -67,7 +67,7 @@ def test_the_output_view_needs_three_steps() -> None:
 
 def test_bandwidth_has_the_ladder() -> None:
     figure = figures.bandwidth(results.frame(sweep()), LADDER)
-    words = [trace.text[-1] for trace in figure.data if trace.text and not trace.name]
+    words = [trace.text[0] for trace in figure.data if trace.text and not trace.name]
     assert words == ["L2 150", "L3 60", "DRAM 20"]
     (trace,) = traces(figure, "shared")
     assert list(trace.y) == [r["gb_per_s"] for r in sweep() if r["case"] == "shared"]

@@ -1,6 +1,6 @@
 """Figures: tables in, plotly `Figure` out. No clock, no state, no measuring."""
 
-from apclab.figures.blocks_panel import block_panel, block_picture, step_text
+from apclab.figures.blocks_panel import BLOCK_VIEWS, block_panel, block_picture, step_text
 from apclab.figures.page import lab_page, redraw, sweep_panels
 from apclab.figures.points import VIEWS, X_AXES, Line, lines
 from apclab.figures.roofline import reuse_roofline, roofline_panel
@@ -8,6 +8,7 @@ from apclab.figures.style import CASES, COLOURS, THEMES, Panel
 from apclab.figures.sweep import bandwidth, bandwidth_panel, decode_time, time_panel
 
 __all__ = [
+    "BLOCK_VIEWS",
     "CASES",
     "COLOURS",
     "THEMES",

@@ -1,67 +1,94 @@
-"""The block tables of a decode step as a picture: who reads which block. Counts nothing itself."""
+"""The blocks of a decode step as a picture: who reads which. Counts readers nowhere itself."""
 
 from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from apclab.figures.style import CLEAR, COLOURS, Panel, alone, axis, bytes_text, significant
+from apclab.figures.block_rows import pool_rows, table_rows
+from apclab.figures.style import (
+    CLEAR,
+    COLOURS,
+    Panel,
+    alone,
+    axis,
+    bytes_text,
+    significant,
+    small,
+)
 
 if TYPE_CHECKING:
-    from apclab.blocks import BlockTable
+    from apclab.blocks import BlockTable, Sharing
 
-MAX_CELLS = 12_000  # more cells than this and only every n-th request is drawn, and said so
+# what the rows are: requests with their tables, or the pool in the order of block ids
+BLOCK_VIEWS = ("logical", "physical")
 
 _PRIVATE = COLOURS["private"]
 _FEW, _MANY = "#9ecae8", COLOURS["shared"]
+_TALLEST = 4  # rows that a picture has at least, so that one request is a row and not a wall
 
 
-def block_picture(table: "BlockTable", *, theme: str = "auto") -> go.Figure:
-    """Draw a block table: rows are requests, colour is the number of readers of each block.
+def block_picture(table: "BlockTable", view: str = "logical", *, theme: str = "auto") -> go.Figure:
+    """Draw the blocks of a step; colour is the number of requests that read a block.
 
     Args:
         table: of one decode step.
+        view: "logical": a row is a request's block table, requests of one prefix group lie
+            together; "physical": the blocks of the pool in the order of their ids.
         theme: "auto", "light" or "dark".
+
+    Raises:
+        ValueError: an unknown view or theme.
     """
-    return alone(block_panel(table), theme)
+    return alone(block_panel(table, view), theme)
 
 
-def block_panel(table: "BlockTable") -> Panel:
+def block_panel(table: "BlockTable", view: str = "logical") -> Panel:
     """The same as one panel of a page; one trace."""
     sharing = table.sharing()
-    batch, max_blocks = table.block_tables.shape
-    every = -(-batch * max_blocks // MAX_CELLS)
-    requests = list(range(0, batch, every))
-    readers = [
-        [count or None for count in row] for row in sharing.readers[::every].tolist()
-    ]  # padding stays empty
-    tokens = [
-        [min(table.block_size, length - start) for start in range(0, length, table.block_size)]
-        for length in table.seq_lens[::every].tolist()
-    ]
+    match view:
+        case "logical":
+            rows = table_rows(table, sharing)
+            across = f"block of the request, {table.block_size} tokens each"
+            down = "request, by prefix group" if rows.groups > 1 else "request"
+            title = _table_title(sharing)
+        case "physical":
+            rows = pool_rows(table, sharing)
+            across = f"block id, {rows.width} a row" + small("before a run permutes the ids")
+            down = "first block id of the row"
+            title = _pool_title(sharing)
+        case _:
+            raise ValueError(f"view must be one of {', '.join(BLOCK_VIEWS)}, got {view!r}")
+    if rows.every > 1:
+        down += f" (1 row of {rows.every} is drawn)"
+    height = max(len(rows.readers), _TALLEST)
     most = int(sharing.readers.max())
     trace = {
         "type": "heatmap",
-        "x": list(range(max_blocks)),
-        "y": requests,
-        "z": readers,
-        "text": table.block_tables[::every].tolist(),
-        "customdata": tokens,
+        "x": list(range(rows.width)),
+        "y": list(range(len(rows.readers))),
+        "z": rows.readers,
+        "text": rows.block_ids,
+        "customdata": rows.hover,
         "hoverongaps": False,
-        "hovertemplate": "request %{y}, its block number %{x}<br>block id %{text}"
-        "<br>readers %{z}<br>tokens %{customdata}<extra></extra>",
+        "hovertemplate": "block id %{text}<br>readers %{z}<br>%{customdata}<extra></extra>",
         "colorscale": _colours(most),
         "zmin": 1,
         "zmax": max(most, 2),
-        "xgap": 1 if max_blocks <= 80 else 0,
-        "ygap": 1 if len(requests) <= 60 else 0,
+        "xgap": 1 if rows.width <= 80 else 0,
+        "ygap": 1 if len(rows.readers) <= 60 else 0,
         "colorbar": _colour_bar(most),
     }
-    rows = "request" if every == 1 else f"request (1 of {every} is drawn)"
     return Panel(
         [trace],
-        axis(f"block of the request, {table.block_size} tokens each", showgrid=False),
-        axis(rows, autorange="reversed", showgrid=False),
-        _title(sharing.table_entries, sharing.distinct_blocks, sharing.readers_mean),
+        axis(across, showgrid=False, range=[-0.5, rows.width - 0.5]),
+        axis(
+            down,
+            showgrid=False,
+            range=[height - 0.5, -0.5],
+            tickvals=list(rows.ticks),
+            ticktext=list(rows.ticks.values()),
+        ),
+        title,
     )
 
 
@@ -79,11 +106,20 @@ def step_text(table: "BlockTable", token_bytes: int) -> str:
     return f"readers {readers}, a layer reads {logical}, {distinct} of them distinct"
 
 
-def _title(entries: int, distinct: int, readers_mean: float) -> str:
+def _table_title(sharing: "Sharing") -> str:
+    entries, distinct = sharing.table_entries, sharing.distinct_blocks
     if entries == distinct:
         return f"{entries:,} table entries,<br>as many blocks: no sharing"
-    readers = significant(readers_mean)
+    readers = significant(sharing.readers_mean)
     return f"{entries:,} entries, {distinct:,} blocks:<br>{readers} readers each"
+
+
+def _pool_title(sharing: "Sharing") -> str:
+    alone_in = int((sharing.readers == 1).sum())
+    if alone_in == sharing.distinct_blocks:
+        return f"{alone_in:,} blocks in use,<br>one reader each: no sharing"
+    shared = sharing.distinct_blocks - alone_in
+    return f"{shared:,} of {sharing.distinct_blocks:,} blocks in use<br>have several readers"
 
 
 def _colours(most: int) -> list[list[float | str]]:

@@ -214,9 +214,12 @@ def _joined(parts: Iterable[list[Any]]) -> list[Any]:
 
 
 def _ladder(ladder: Ladder, xaxis: dict[str, Any]) -> list[dict[str, Any]]:
-    """A line across for each level, its name behind the right end; always `_RUNGS` traces."""
+    """A line across for each level, its name over the left end; always `_RUNGS` traces.
+
+    The right end belongs to the names of the cases.
+    """
     left, right = xaxis["range"]
-    right -= 1e-3 * (right - left)  # a point on the very edge may count as outside
+    left += 1e-3 * (right - left)  # a point on the very edge may count as outside
     ends = [10**left, 10**right] if xaxis["type"] == "log" else [left, right]
     rungs = [*ladder[:_RUNGS], *[None] * (_RUNGS - len(ladder))]
     return [
@@ -226,8 +229,8 @@ def _ladder(ladder: Ladder, xaxis: dict[str, Any]) -> list[dict[str, Any]]:
             "y": [rung["gb_per_s"]] * 2 if rung else [],
             "mode": "lines+text",
             "line": {"color": GREY, "width": 1, "dash": "dash"},
-            "text": [NO_TEXT, f"{rung['level']} {rung['gb_per_s']:.0f}"] if rung else [],
-            "textposition": "middle right",
+            "text": [f"{rung['level']} {rung['gb_per_s']:.0f}", NO_TEXT] if rung else [],
+            "textposition": "top right",
             "textfont": {"size": 10},
             "cliponaxis": False,
             "hoverinfo": "skip",

@@ -23,6 +23,7 @@ _WORDS = {
     "l2": ("l2", "cold: the cache holds nothing of a timed call, as in an engine"),
     "x": ("x axis", "what Run varies"),
     "view": ("view", "time of a layer, of a token, or of all tokens (three steps are timed)"),
+    "blocks": ("blocks", "picture of the blocks: a row a request, or the pool by block id"),
     "preset": ("preset", "workloads to start from"),
     "model": ("model", "shape of the attention: heads, KV heads, head size, layers"),
 }
@@ -34,6 +35,7 @@ _MENU_WORDS: dict[str, dict[Any, str]] = {
         "block_size": "block size",
     },
     "view": {"layer": "per layer", "token": "per token", "output": "whole output"},
+    "blocks": {"logical": "a row a request", "physical": "pool by id"},
 }
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from apclab.figures import VIEWS, X_AXES
+from apclab.figures import BLOCK_VIEWS, VIEWS, X_AXES
 from apclab.specs import DTYPE_BYTES, ModelShape, model
 from apclab.workload import ISSUE_4860, PRESETS, Workload
 
@@ -24,6 +24,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "l2": ("cold", "warm"),
     "x": tuple(X_AXES),
     "view": tuple(VIEWS),
+    "blocks": BLOCK_VIEWS,
 }
 WORKLOAD_FIELDS = tuple(RANGES)
 
@@ -44,6 +45,7 @@ class Settings:
             "prefix_groups" from small to the slider's value (groups: to the batch);
             "block_size" over its menu.
         view: "layer", "token" or "output".
+        blocks: the picture of the blocks: "logical" has a request a row, "physical" the pool.
         points: of the sweep, 2 to 33.
         budget_s: seconds of timing a point.
 
@@ -61,6 +63,7 @@ class Settings:
     l2: str = "cold"
     x: str = "cache_hit"
     view: str = "layer"
+    blocks: str = "logical"
     points: int = 9
     budget_s: float = 1.0
     shape: ModelShape = field(init=False)
