@@ -108,8 +108,79 @@ def test_block_picture_counts_readers() -> None:
     (trace,) = figures.block_picture(table).data
     assert [list(row) for row in trace.z] == [[3, 2, 1], [3, 2, 1], [3, 1, None]]
     assert [list(row) for row in trace.text] == tables.tolist()
-    assert [list(row) for row in trace.customdata] == [[16, 16, 8], [16, 16, 16], [16, 1]]
+    words = [[cell.rpartition("<br>")[2] for cell in row] for row in trace.customdata]
+    assert words[0] == ["tokens 16", "tokens 16", "tokens 8"]
+    assert words[2] == ["tokens 16", "tokens 1", ""]
+    assert trace.customdata[1][2] == "request 1, its block 2<br>tokens 16"
     assert list(trace.y) == [0, 1, 2]
+
+
+def test_block_picture_sets_prefix_groups_apart() -> None:
+    step = decode_step(Workload(batch=16, input_len=64, prefix_groups=4, cache_hit=0.5))
+    figure = figures.block_picture(step.shared)
+    (trace,) = figure.data
+    # requests i, i + 4, ... share 2 blocks of 16 tokens; then comes an empty row
+    rows = [list(row) for row in trace.z]
+    assert rows[:5] == [[4, 4, 1, 1, 1]] * 4 + [[None] * 5]
+    assert len(rows) == 4 * 4 + 3
+    asked = [row[0].partition(",")[0] for row in trace.customdata[:6]]
+    assert asked[:4] == [f"request {i} of group 0" for i in (0, 4, 8, 12)]
+    assert asked[5] == "request 1 of group 1"
+    assert list(figure.layout.yaxis.ticktext) == [f"group {i}" for i in range(4)]
+    assert list(figure.layout.yaxis.tickvals) == [1.5, 6.5, 11.5, 16.5]
+    # own histories: each on its own, so nobody stands apart
+    alone = decode_step(Workload(batch=4, prefix_groups=4, cache_hit=0.5))
+    assert len(figures.block_picture(alone.shared).data[0].z) == 4
+
+
+def test_the_physical_picture_has_each_block_once() -> None:
+    tables = np.array([[7, 2, 3], [7, 2, 4], [7, 5, 0]], dtype=np.int32)
+    table = BlockTable(tables, np.array([40, 48, 17], dtype=np.int32), 16)
+    figure = figures.block_picture(table, "physical")
+    (trace,) = figure.data
+    assert [list(row) for row in trace.z] == [[None, 2, 1, 1, 1, None, 3, None]]
+    assert list(trace.text[0]) == [1, 2, 3, 4, 5, 6, 7, 0]
+    assert trace.customdata[0][6] == "read by request 0, 1, 2<br>tokens 16"
+    assert trace.customdata[0][4] == "read by request 2<br>tokens 1"
+    assert figure.layout.title.text == "2 of 5 blocks in use<br>have several readers"
+
+
+@pytest.mark.parametrize("batch", [1, 100, 256])
+@pytest.mark.parametrize("groups", [1, 8])
+def test_both_pictures_hold_every_reader(batch: int, groups: int) -> None:
+    groups = min(batch, groups)
+    step = decode_step(Workload(batch=batch, prefix_groups=groups, cache_hit=0.8))
+    sharing = step.shared.sharing()
+    for view, total in (
+        ("logical", int(sharing.readers.sum())),
+        ("physical", sharing.table_entries),
+    ):
+        (trace,) = figures.block_picture(step.shared, view).data
+        assert sum(cell for row in trace.z for cell in row if cell) == total
+        assert {len(row) for row in trace.z} == {len(trace.x)}
+        assert len(trace.z) == len(trace.text) == len(trace.customdata) == len(trace.y)
+
+
+def test_ids_far_apart_are_drawn_side_by_side() -> None:
+    tables = np.array([[900_000, 5]], dtype=np.int32)
+    table = BlockTable(tables, np.array([32], dtype=np.int32), 16)
+    (trace,) = figures.block_picture(table, "physical").data
+    assert list(trace.text[0][:2]) == [5, 900_000]
+    with pytest.raises(ValueError, match="view must be one of logical, physical, got 'pool'"):
+        figures.block_picture(table, "pool")
+
+
+def test_records_without_a_place_are_left_out() -> None:
+    """Given tables have no hit, and a device may not know its DRAM rate: no NaN gets out."""
+    (made,) = [record(Workload(batch=6, input_len=63), "shared")]
+    lengths = ("input_len", "output_len", "cache_hit", "realised_hit", "prefix_groups")
+    asked = {**made["workload"], **dict.fromkeys(lengths)}
+    unknown: dict[str, Any] = {"dram_gb_per_s": None, "dram_basis": None, "ladder": []}
+    for odd in ({**made, "workload": asked}, {**made, "device": {**made["device"], **unknown}}):
+        for records, overlay in (([], [odd]), ([odd], [])):
+            page = figures.lab_page(panels(records, overlay))
+            assert "NaN" not in json.dumps(page.to_dict())
+            assert "nan" not in str(page.layout.annotations)
 
 
 def test_a_large_table_is_thinned_and_says_so() -> None:
@@ -117,8 +188,13 @@ def test_a_large_table_is_thinned_and_says_so() -> None:
     figure = figures.block_picture(step.shared)
     rows, columns = len(figure.data[0].z), len(figure.data[0].z[0])
     assert rows * columns <= 12_000
-    assert list(figure.data[0].y)[:2] == [0, 3]
-    assert "1 of 3 is drawn" in figure.layout.yaxis.title.text
+    asked = [row[0].partition(",")[0] for row in figure.data[0].customdata[:2]]
+    assert asked == ["request 0", "request 3"]
+    assert "1 row of 3 is drawn" in figure.layout.yaxis.title.text
+    figure = figures.block_picture(step.private, "physical")
+    rows, columns = len(figure.data[0].z), len(figure.data[0].z[0])
+    assert rows * columns <= 12_000 + columns
+    assert "1 row of 3 is drawn" in figure.layout.yaxis.title.text
 
 
 def test_titles_state_what_was_found() -> None:

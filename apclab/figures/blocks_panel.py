@@ -39,7 +39,9 @@ def block_picture(table: "BlockTable", view: str = "logical", *, theme: str = "a
     Raises:
         ValueError: an unknown view or theme.
     """
-    return alone(block_panel(table, view), theme)
+    picture = alone(block_panel(table, view), theme)
+    picture.update_layout(margin_b=120).data[0].colorbar.update(y=-0.28)
+    return picture
 
 
 def block_panel(table: "BlockTable", view: str = "logical") -> Panel:

@@ -39,7 +39,7 @@ class Line(NamedTuple):
     high: list[float]  # p80
     gb_per_s: list[float]  # logical
     reuse: list[float]  # logical bytes / distinct bytes
-    relative: list[float]  # logical GB/s / DRAM GB/s of the device
+    relative: list[float]  # logical GB/s / DRAM GB/s of the device, NaN when that is unknown
     hover: list[str]
 
 
@@ -56,7 +56,8 @@ def lines(
 ) -> list[Line]:
     """Split measured records into lines, one a case and sweep, in the order of the cases.
 
-    Of records that agree in everything but their times, the newest counts.
+    Of records that agree in everything but their times, the newest counts; those without a
+    value of `x` are left out.
 
     Args:
         frame: one row a record, as `results.frame` makes it; may be empty.
@@ -71,6 +72,7 @@ def lines(
     check_axes(x, view)
     if view != "layer" and num_layers is None:
         raise ValueError(f"num_layers must be given for view {view!r}")
+    frame = frame.dropna(subset=[x])  # records of given tables have no lengths and no hit
     if frame.empty:
         return []
     steps = set(frame["step"])

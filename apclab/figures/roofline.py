@@ -56,7 +56,7 @@ def roofline_panel(
     title: str = "",
 ) -> Panel:
     """The same as one panel of a page; roof, published, seed, saved, one trace a case."""
-    measured, saved = list(measured), list(saved)
+    measured, saved = _placed(measured), _placed(saved)
     hollow = _published(published)
     seed = _unknown_reuse(published)
     found = [*measured, *saved]
@@ -84,6 +84,16 @@ def roofline_panel(
         ),
         title or "above 1 the cache delivers<br>what DRAM cannot",
     )
+
+
+def _placed(found: Iterable[Line]) -> list[Line]:
+    """The points that have a place: where the DRAM rate is unknown, there is none."""
+    placed = []
+    for line in found:
+        known = [i for i, value in enumerate(line.relative) if math.isfinite(value)]
+        kept: list[Any] = [[values[i] for i in known] for values in line[1:]]
+        placed.append(Line(line.case, *kept))
+    return [line for line in placed if line.x]
 
 
 def _case(case: str, measured: Iterable[Line]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Titles that state what a sweep found. Compares lines, draws nothing."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -79,10 +80,10 @@ def bandwidth_title(points: Sequence[Point]) -> str:
     if not points:
         return ""
     best = max(points, key=lambda point: point.gb_per_s)
-    return (
-        f"{best.case} reads {significant(best.gb_per_s)} GB/s,"
-        f"<br>{times(best.relative)} what DRAM delivers"
-    )
+    rate = f"{best.case} reads {significant(best.gb_per_s)} GB/s"
+    if math.isnan(best.relative):
+        return rate
+    return f"{rate},<br>{times(best.relative)} what DRAM delivers"
 
 
 def roofline_title(points: Sequence[Point]) -> str:
@@ -90,6 +91,8 @@ def roofline_title(points: Sequence[Point]) -> str:
     if not points:
         return ""
     best = max(points, key=lambda point: point.reuse)
+    if math.isnan(best.relative):
+        return "the DRAM rate is unknown:<br>no place for these points"
     if best.reuse < 1.05:
         return f"no reuse: {best.case} gets<br>{times(best.relative)} the DRAM rate"
     return (

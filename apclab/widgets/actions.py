@@ -11,6 +11,9 @@ from apclab.results import measured_dir
 from apclab.widgets.sweep import Progress
 
 NO_OVERLAY, RUN_BEFORE = "no overlay", "overlay the run before"
+# JupyterLab's own, so that they are legible in its themes
+_ERROR = "var(--jp-error-color1, #d32f2f)"
+_WARNING = "var(--jp-warn-color0, #c05a00)"
 _BAR_STYLES = {"done": "success", "error": "danger", "cancelled": "warning"}
 
 
@@ -43,6 +46,7 @@ class Actions:
         self._pace, self._status = ipw.HTML(), ipw.HTML()
         self.buttons = [self._run, self._cancel, self._save, self._overlay]
         self.lines = [self._bar, self._pace, self._status]
+        self.notice = ipw.HTML(layout={"display": "none"})
 
     @property
     def status(self) -> str:
@@ -52,8 +56,13 @@ class Actions:
     def say(self, text: str, *, bad: bool = False) -> None:
         """Put a text on the status line, in the colour of errors when it is `bad`."""
         self._text = text
-        colour = "var(--jp-error-color1, #d32f2f)" if bad else "inherit"
+        colour = _ERROR if bad else "inherit"
         self._status.value = f'<span style="color: {colour}">{html.escape(text)}</span>'
+
+    def warn(self, text: str) -> None:
+        """Put a text above the status line, where no run overwrites it; "" takes it away."""
+        self.notice.value = f'<span style="color: {_WARNING}">{html.escape(text)}</span>'
+        self.notice.layout.display = None if text else "none"
 
     def follow(self, job: Job) -> None:
         """Show how far a job is."""
@@ -66,8 +75,10 @@ class Actions:
     def list_overlays(self) -> None:
         """Bring the menu of saved files up to date; the choice stays."""
         chosen = self._overlay.value
-        self._overlay.options = _overlay_options()
-        self._overlay.value = chosen
+        options = _overlay_options()
+        self._overlay.options = options
+        known = [value for _, value in options]
+        self._overlay.value = chosen if chosen in known else NO_OVERLAY
 
 
 def pace(job: Job) -> str:

@@ -2,7 +2,8 @@
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,17 @@ from apclab.results import Record
 from apclab.specs import ModelShape
 from apclab.widgets import actions
 from apclab.widgets.controls import Controls, flow
+from apclab.widgets.cut import Note, cut_before
 from apclab.widgets.page import Page
 from apclab.widgets.settings import Settings, start
 from apclab.widgets.sweep import Progress, sweep
 from apclab.workload import Workload
 
 _NUMBERS = itertools.count(1)
+_GONE = (
+    "the kernel that this panel lived in is gone. Run its cell again; "
+    "when a run was cut short, the new panel says so."
+)
 
 
 class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
@@ -37,7 +43,7 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
         theme: "auto" (follows JupyterLab), "light" or "dark".
         settings: every other control by its name: batch, input_len, output_len, cache_hit and
             prefix_groups, which override the workload; dtype, block_size, backend, order, l2,
-            x, view, points and budget_s. See `Settings` for what they mean and take.
+            x, view, blocks, points and budget_s. See `Settings` for what they mean and take.
 
     Raises:
         TypeError: an argument that is unknown or of the wrong kind.
@@ -72,9 +78,14 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
         )
         what, sliders, kernel = self._controls.rows()
         rows = (what, sliders, [*kernel, *self._actions.buttons], self._actions.lines)
-        children = [*(flow(*row) for row in rows), *self._page.widgets]
-        super().__init__(children, layout={"width": "100%"})
+        picture = flow(self._controls.by_name["blocks"], self._page.readout)
+        children = [*(flow(*row) for row in rows), self._actions.notice, picture]
+        super().__init__([*children, *self._page.widgets], layout={"width": "100%"})
         self.add_class("apclab-lab")
+        self._note = Note()
+        if cut := cut_before():
+            self._actions.warn(cut.text)
+            self._before = cut.records
         self._follow()
 
     @property
@@ -89,9 +100,10 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
             TypeError: as in the constructor.
             ValueError: as in the constructor.
         """
-        settings = self.settings.changed(**values)
-        self._controls.write(settings)
-        self._moved(settings)
+        with self._telling():
+            settings = self.settings.changed(**values)
+            self._controls.write(settings)
+            self._moved(settings)
 
     @property
     def records(self) -> list[Record]:
@@ -127,7 +139,7 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
             self._measured, self._records = self.settings, []
             self._drawn = self._saved = 0
             self._draw_sweep()
-            if not self._job.start(lambda: sweep(self._measured, self._job, self._add)):
+            if not self._job.start(self._steps):
                 raise RuntimeError("another lab began to measure just now")
         if block:
             self._wait()
@@ -152,7 +164,7 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
             ValueError: there is nothing new to save.
             OSError: the file cannot be written.
         """
-        with self._lock:
+        with self._telling(), self._lock:
             new = self._records[self._saved :]
             if not new:
                 raise ValueError("nothing to save: every record is saved, or none was measured")
@@ -169,10 +181,15 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
         Args:
             path: a .jsonl file or a folder of them; None shows none.
         """
-        records, problems = results.load(path) if path is not None else ([], [])
-        self._show_overlay(records)
+        with self._telling():
+            records, problems = results.load(path) if path is not None else ([], [])
+            self._show_overlay(records)
         if path is not None:
-            self._actions.say("; ".join([f"{len(records)} records of {path} shown", *problems]))
+            lacking = int(self._overlay[self.settings.x].isna().sum())
+            if lacking:
+                problems.insert(0, f"{lacking} of them lack {self.settings.x}: not drawn")
+            shown = f"{len(records)} records of {path} shown"
+            self._actions.say("; ".join([shown, *problems]), bad=bool(problems))
 
     def figure(self, *, theme: str | None = None) -> go.Figure:
         """The page as a plain figure without controls: for files, slides and plain viewers."""
@@ -182,7 +199,9 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         with self._lock:
             self._page.refresh()
-        return super()._repr_mimebundle_(**kwargs)
+        bundle = super()._repr_mimebundle_(**kwargs)
+        # shown in place of a panel that is gone with its kernel
+        return {**bundle, "text/plain": f"{self.name}: {_GONE}"}
 
     # callbacks: they may come from any thread, so they take the lock
 
@@ -190,13 +209,19 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
         """The callback with its errors shown: nobody sees what a callback raises or prints."""
 
         def guarded(*args: Any) -> None:
-            try:
-                with self._lock:
-                    act(*args)
-            except Exception as error:
-                self._actions.say(f"{type(error).__name__}: {error}", bad=True)
+            with suppress(Exception), self._telling(), self._lock:
+                act(*args)
 
         return guarded
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Put what goes wrong on the status line, and pass it on."""
+        try:
+            yield
+        except Exception as error:
+            self._actions.say(f"{type(error).__name__}: {error}", bad=True)
+            raise
 
     def _moved(self, settings: Settings) -> None:
         with self._lock:
@@ -205,15 +230,26 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
             if not self._records or settings.view != self._view:
                 self._draw_sweep()
 
+    def _steps(self) -> Iterator[tuple[float, Progress]]:
+        """The sweep, with a note on disk for the case that the kernel dies in it."""
+        self._note.begin(self.name, len(self._measured.xs()))
+        try:
+            yield from sweep(self._measured, self._job, self._add)
+        finally:
+            self._note.end()
+
     def _add(self, records: list[Record]) -> None:
         with self._lock:
             self._records = [*self._records, *records]
+        self._note.add(records)
 
     def _follow(self) -> None:
         """Show where the job is; called at most ten times a second."""
         if len(self._records) != self._drawn:
             self._draw_sweep()
         self._actions.follow(self._job)
+        if self._job.status == "done":
+            self._actions.warn("")
         self._actions.say(self._job.error or self._state(), bad=bool(self._job.error))
 
     def _state(self) -> str:

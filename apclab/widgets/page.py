@@ -49,7 +49,7 @@ class Page:
         self.figure._config = {**self.figure._config, "responsive": True, "displaylogo": False}
         self.figure.observe(self._fit, "_view_count")
         style = ipw.HTML(_STYLE if theme == "auto" else "", layout={"display": "none"})
-        self.widgets = [style, self.readout, self.figure, self.finding]
+        self.widgets = [style, self.figure, self.finding]
 
     def show_step(self, settings: Settings) -> None:
         """Draw the block tables of the step that the controls describe; nothing is measured."""
@@ -100,7 +100,7 @@ class Page:
             f"({step.hit_blocks:.3g} of {step.prompt_blocks} full blocks of a prompt) &emsp; "
             + html.escape(figures.step_text(step.shared, settings.token_bytes()))
         )
-        return {"blocks": figures.block_panel(step.shared)}
+        return {"blocks": figures.block_panel(step.shared, settings.blocks)}
 
     def _sweep_panels(
         self, settings: Settings, records: Sequence[Record], overlay: pd.DataFrame, view: str

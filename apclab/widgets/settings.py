@@ -1,5 +1,6 @@
 """What a decode lab is set to: checked values and the points of its sweep. No widgets in here."""
 
+import math
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -77,10 +78,12 @@ class Settings:
             if (value := getattr(self, name)) not in allowed:
                 known = ", ".join(map(str, allowed))
                 raise ValueError(f"{name} must be one of {known}, got {value!r}")
-        if not isinstance(self.points, int) or not 2 <= self.points <= 33:
+        if type(self.points) is not int or not 2 <= self.points <= 33:
             raise ValueError(f"points must be an int between 2 and 33, got {self.points!r}")
-        if not isinstance(self.budget_s, int | float) or not self.budget_s > 0:
+        if not isinstance(self.budget_s, int | float) or not 0 < self.budget_s < math.inf:
             raise ValueError(f"budget_s must be a positive number, got {self.budget_s!r}")
+        if not isinstance(self.model, str | ModelShape):
+            raise TypeError(f"model must be a name or a ModelShape, got {self.model!r}")
         shape = self.model if isinstance(self.model, ModelShape) else model(self.model)
         object.__setattr__(self, "shape", shape)
 
@@ -140,6 +143,8 @@ def start(workload: Workload | str) -> Workload:
     """The workload, or the preset of that name; a ValueError lists the names."""
     if isinstance(workload, Workload):
         return workload
+    if not isinstance(workload, str):
+        raise TypeError(f"workload must be a Workload or the name of a preset, got {workload!r}")
     if workload not in PRESETS:
         raise ValueError(f"workload must be one of {', '.join(PRESETS)}, got {workload!r}")
     return PRESETS[workload]

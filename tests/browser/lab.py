@@ -4,6 +4,8 @@ import ast
 import json
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,23 +58,24 @@ class Lab:
         self.figure(page).wait_for(timeout=60_000)
 
     def figure(self, page: Page) -> Locator:
-        """The page of pictures."""
-        return page.locator(".apclab-lab .js-plotly-plot")
+        """The page of pictures, of the first panel."""
+        return page.locator(".apclab-lab .js-plotly-plot").first
 
-    def button(self, page: Page, text: str) -> Locator:
-        """A button of the panel."""
-        return page.locator(".apclab-lab button.widget-button", has_text=text)
+    def button(self, page: Page, text: str, panel: int = 0) -> Locator:
+        """A button of a panel."""
+        there = page.locator(".apclab-lab").nth(panel)
+        return there.locator("button.widget-button", has_text=text)
 
-    def text(self, page: Page) -> str:
-        """All words of the panel."""
-        return page.locator(".apclab-lab").first.inner_text()
+    def text(self, page: Page, panel: int = 0) -> str:
+        """All words of a panel."""
+        return page.locator(".apclab-lab").nth(panel).inner_text()
 
     def press(self, page: Page, slider: str, *keys: str) -> None:
         """Move a slider by keyboard."""
         row = page.locator(".apclab-lab .widget-hslider").filter(
             has=page.locator(".widget-label", has_text=slider)
         )
-        row.locator(".noUi-handle").focus()
+        row.first.locator(".noUi-handle").focus()
         for key in keys:
             page.keyboard.press(key)
 
@@ -87,20 +90,36 @@ class Lab:
 
     def ask(self, expression: str) -> Any:
         """The value of an expression in the notebook's kernel, by way of JSON."""
-        (connection,) = self._runtime.glob("kernel-*.json")
-        client = BlockingKernelClient(connection_file=str(connection))
-        client.load_connection_file()
-        client.start_channels()
-        try:
-            asked = {"answer": f"__import__('json').dumps({expression})"}
+        asked = {"answer": f"__import__('json').dumps({expression})"}
+        with self._client() as client:
             reply = client.execute(
                 "", user_expressions=asked, store_history=False, reply=True, timeout=60
             )
-        finally:
-            client.stop_channels()
         answer = reply["content"]["user_expressions"]["answer"]
         assert answer["status"] == "ok", answer
         return json.loads(ast.literal_eval(answer["data"]["text/plain"]))
+
+    def execute(self, code: str, *, wait: bool = True) -> None:
+        """Run code in the notebook's kernel as a cell would; without `wait` only send it."""
+        with self._client() as client:
+            if not wait:
+                client.execute(code, store_history=False)
+                time.sleep(0.5)  # the message goes out in the background
+                return
+            reply = client.execute(code, store_history=False, reply=True, timeout=60)
+        assert reply["content"]["status"] == "ok", reply["content"]
+
+    @contextmanager
+    def _client(self) -> Iterator[BlockingKernelClient]:
+        """A connection to the newest kernel: with Voila each page load has its own."""
+        files = sorted(self._runtime.glob("kernel-*.json"), key=lambda file: file.stat().st_mtime)
+        client = BlockingKernelClient(connection_file=str(files[-1]))
+        client.load_connection_file()
+        client.start_channels()
+        try:
+            yield client
+        finally:
+            client.stop_channels()
 
 
 def until(condition: Any, what: str, seconds: float = 30) -> float:
