@@ -35,7 +35,7 @@ _MENU_WORDS: dict[str, dict[Any, str]] = {
         "block_size": "block size",
     },
     "view": {"layer": "per layer", "token": "per token", "output": "whole output"},
-    "blocks": {"logical": "a row a request", "physical": "pool by id"},
+    "blocks": {"logical": "by request", "physical": "by block id"},
 }
 
 

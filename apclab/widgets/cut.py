@@ -19,6 +19,25 @@ from jupyter_core.paths import jupyter_runtime_dir
 from apclab import results
 from apclab.results import Record
 
+GONE = (
+    "the kernel that this panel lived in is gone: it was restarted, or it died. Run the cell "
+    "again; when that cut a run short, the new panel says so."
+)
+# hidden beside a panel that lives; JupyterLab itself says no more than "model not found"
+_HINT = (
+    "<style>.jp-OutputArea:has(.apclab-lab) .apclab-gone { display: none; }</style>"
+    f'<div class="apclab-gone">No panel here? Then {GONE}</div>'
+)
+
+
+def hint_in_page() -> None:
+    """Put a line under a panel that is seen once the panel cannot be shown any more."""
+    from IPython import get_ipython
+    from IPython.display import HTML, display
+
+    if get_ipython() is not None:
+        display(HTML(_HINT))
+
 
 class Cut(NamedTuple):
     """A run that ended with its process."""

@@ -18,17 +18,13 @@ from apclab.results import Record
 from apclab.specs import ModelShape
 from apclab.widgets import actions
 from apclab.widgets.controls import Controls, flow
-from apclab.widgets.cut import Note, cut_before
+from apclab.widgets.cut import GONE, Note, cut_before, hint_in_page
 from apclab.widgets.page import Page
 from apclab.widgets.settings import Settings, start
 from apclab.widgets.sweep import Progress, sweep
 from apclab.workload import Workload
 
 _NUMBERS = itertools.count(1)
-_GONE = (
-    "the kernel that this panel lived in is gone. Run its cell again; "
-    "when a run was cut short, the new panel says so."
-)
 
 
 class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
@@ -200,8 +196,8 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
         with self._lock:
             self._page.refresh()
         bundle = super()._repr_mimebundle_(**kwargs)
-        # shown in place of a panel that is gone with its kernel
-        return {**bundle, "text/plain": f"{self.name}: {_GONE}"}
+        hint_in_page()
+        return {**bundle, "text/plain": f"{self.name}: {GONE}"}
 
     # callbacks: they may come from any thread, so they take the lock
 

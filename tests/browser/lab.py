@@ -17,7 +17,7 @@ PICTURES = Path(__file__).resolve().parents[2] / "artifacts"
 # x and y of a case's medians as the page has them, and the heat map of readers
 _TRACES = """() => {
   const figure = document.querySelector('.apclab-lab .js-plotly-plot');
-  if (!figure || !figure.data) return null;
+  if (!figure || !figure.data || !figure.data.length) return null;
   const traces = {};
   for (const trace of figure.data)
     if (trace.type === 'scatter' && trace.name && trace.yaxis === 'y2')
@@ -55,7 +55,12 @@ class Lab:
             page.wait_for_timeout(1500)
             if started.count():
                 break
+        self.wait_for_figure(page)
+
+    def wait_for_figure(self, page: Page) -> None:
+        """Wait until the first panel's figure is there, with its traces."""
         self.figure(page).wait_for(timeout=60_000)
+        until(lambda: page.evaluate(_TRACES) is not None, "the traces")
 
     def figure(self, page: Page) -> Locator:
         """The page of pictures, of the first panel."""
@@ -112,7 +117,7 @@ class Lab:
     @contextmanager
     def _client(self) -> Iterator[BlockingKernelClient]:
         """A connection to the newest kernel: with Voila each page load has its own."""
-        files = sorted(self._runtime.glob("kernel-*.json"), key=lambda file: file.stat().st_mtime)
+        files = sorted(self._runtime.rglob("kernel-*.json"), key=lambda file: file.stat().st_mtime)
         client = BlockingKernelClient(connection_file=str(files[-1]))
         client.load_connection_file()
         client.start_channels()

@@ -77,9 +77,14 @@ def voila(folder: Path, notebook: Any) -> Iterator[Lab]:
             return None
         return url
 
-    command = ["-m", "voila", "lab.ipynb", "--no-browser", f"--port={port}"]
+    runtime = folder / "runtime"
+    runtime.mkdir()
+    command = [
+        *("-m", "voila", "lab.ipynb", "--no-browser", f"--port={port}"),
+        f"--Voila.connection_dir_root={runtime}",
+    ]
     with _served(command, work, "", address) as found:
-        yield Lab(found, folder / "runtime")
+        yield Lab(found, runtime)
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def test_move_run_cancel_run_again(lab: Lab, page: Page) -> None:
     page.wait_for_timeout(500)
     use_dark_theme(page)
     page.reload()
-    lab.figure(page).wait_for(timeout=60_000)
+    lab.wait_for_figure(page)
     until(lambda: lab.points(page) == 9, "the points after a reload")
     assert_page_shows_records(lab, page)
     for width in (1000, 1600):

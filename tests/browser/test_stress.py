@@ -1,5 +1,6 @@
 """What users do to a panel: hurry, cancel, type, open a second one, lose the kernel."""
 
+import copy
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -54,8 +55,9 @@ class Desk(NamedTuple):
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     notebook = notebooks.read(notebooks.FOLDER / "lab_app.ipynb")
     cell = notebook.cells[-1]
-    notebook.cells = [cell, {**cell, "id": "second", "source": SECOND}]
-    cell.source = PANELS
+    notebook.cells = [cell, copy.deepcopy(cell)]
+    notebook.cells[0].source = PANELS
+    notebook.cells[1].update(id="second", source=SECOND)
     with (
         servers.jupyterlab(tmp_path_factory.mktemp("stress") / "server", notebook) as lab,
         browser_page() as page,
@@ -190,8 +192,8 @@ def test_the_picture_of_blocks_switches(desk: Desk) -> None:
     # 5 groups of 20 requests, with 2 empty rows between them
     until(lambda: rows() == 108, "the tables")
     desk.picture("lab-blocks-logical.png")
-    menu = desk.page.locator(".apclab-lab select").filter(has_text="pool by id").first
-    menu.select_option(label="pool by id")
+    menu = desk.page.locator(".apclab-lab select").filter(has_text="by block id").first
+    menu.select_option(label="by block id")
     until(lambda: rows() != 108, "the pool")
     assert desk.lab.ask("lab.settings.blocks") == "physical"
     desk.picture("lab-blocks-physical.png")
@@ -200,6 +202,7 @@ def test_the_picture_of_blocks_switches(desk: Desk) -> None:
 
 def test_a_kernel_that_died_in_a_run_is_told(desk: Desk) -> None:  # the last one: it kills
     page = desk.page
+    assert not page.locator(".apclab-gone").first.is_visible()
     desk.lab.execute("lab.change(budget_s=1.0)")
     desk.lab.button(page, "Run").click()
     until(lambda: desk.lab.points(page) >= 2, "two points")
@@ -208,7 +211,7 @@ def test_a_kernel_that_died_in_a_run_is_told(desk: Desk) -> None:  # the last on
     page.keyboard.press("Control+s")
     page.wait_for_timeout(500)
     page.reload()
-    gone = page.get_by_text("the kernel that this panel lived in is gone").first
+    gone = page.locator(".apclab-gone", has_text="it was restarted, or it died").first
     gone.wait_for(timeout=60_000)
     PICTURES.mkdir(exist_ok=True)
     page.screenshot(path=PICTURES / "lab-after-kernel-death.png")
