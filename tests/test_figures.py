@@ -69,6 +69,9 @@ def test_bandwidth_has_the_ladder() -> None:
     figure = figures.bandwidth(results.frame(sweep()), LADDER)
     words = [trace.text[0] for trace in figure.data if trace.text and not trace.name]
     assert words == ["L2 150", "L3 60", "DRAM 20"]
+    level = [LADDER[0], {**LADDER[1], "gb_per_s": 21.0}, LADDER[2]]
+    rungs = [t for t in figures.bandwidth(results.frame(sweep()), level).data if t.text][-3:]
+    assert [t.textposition for t in rungs] == ["top right", "top right", "bottom right"]
     (trace,) = traces(figure, "shared")
     assert list(trace.y) == [r["gb_per_s"] for r in sweep() if r["case"] == "shared"]
 

@@ -23,6 +23,7 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
     monkeypatch.setattr(bench, "compare_decode", compare_decode)
     monkeypatch.setattr(results.store, "measured_dir", lambda: tmp_path / "saved")
     monkeypatch.setattr(widgets.actions, "measured_dir", lambda: tmp_path / "saved")
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
     yield
     for thread in threading.enumerate():  # a test that failed leaves no job behind
         if thread is not threading.current_thread() and thread.daemon:

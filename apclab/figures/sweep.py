@@ -1,7 +1,7 @@
 """Times and bandwidths of a sweep against its x axis. Draws records, measures nothing."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -230,13 +230,21 @@ def _ladder(ladder: Ladder, xaxis: dict[str, Any]) -> list[dict[str, Any]]:
             "mode": "lines+text",
             "line": {"color": GREY, "width": 1, "dash": "dash"},
             "text": [f"{rung['level']} {rung['gb_per_s']:.0f}", NO_TEXT] if rung else [],
-            "textposition": "top right",
+            # a level as fast as the one before it is named below its line
+            "textposition": "bottom right" if near else "top right",
             "textfont": {"size": 10},
             "cliponaxis": False,
             "hoverinfo": "skip",
         }
-        for rung in rungs
+        for rung, near in zip(rungs, [False, *map(_near, rungs, rungs[1:])], strict=True)
     ]
+
+
+def _near(rung: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
+    if rung is None or other is None:
+        return False
+    rates = sorted((rung["gb_per_s"], other["gb_per_s"]))
+    return bool(rates[1] < 1.3 * rates[0])
 
 
 def _label_positions(found: Iterable[Line], quantity: str, *, logarithmic: bool) -> dict[str, str]:

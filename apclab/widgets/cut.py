@@ -36,7 +36,7 @@ def hint_in_page() -> None:
     from IPython.display import HTML, display
 
     if get_ipython() is not None:
-        display(HTML(_HINT))
+        display(HTML(_HINT))  # type: ignore[no-untyped-call]  # IPython has no types here
 
 
 class Cut(NamedTuple):
