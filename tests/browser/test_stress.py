@@ -201,24 +201,3 @@ def test_the_picture_of_blocks_switches(desk: Desk) -> None:
     assert desk.lab.ask("lab.settings.blocks") == "physical"
     desk.picture("lab-blocks-physical.png")
     desk.lab.execute("lab.change(blocks='logical', prefix_groups=1, cache_hit=1.0)")
-
-
-def test_a_kernel_that_died_in_a_run_is_told(desk: Desk) -> None:  # the last one: it kills
-    page = desk.page
-    assert not page.locator(".apclab-gone").first.is_visible()
-    desk.lab.execute("lab.change(budget_s=1.0)")
-    desk.lab.button(page, "Run").click()
-    until(lambda: desk.lab.points(page) >= 2, "two points")
-    desk.lab.execute("import os; os._exit(9)", wait=False)
-    page.wait_for_timeout(4000)
-    page.keyboard.press("Control+s")
-    page.wait_for_timeout(500)
-    page.reload()
-    gone = page.locator(".apclab-gone", has_text="it was restarted, or it died").first
-    gone.wait_for(timeout=60_000)
-    PICTURES.mkdir(exist_ok=True)
-    page.screenshot(path=PICTURES / "lab-after-kernel-death.png")
-    desk.lab.open_and_run_all(page)
-    desk.says("the kernel before this one ended (it died or was restarted)")
-    desk.says("was measuring 9 points")
-    page.screenshot(path=PICTURES / "lab-after-rerun.png")
