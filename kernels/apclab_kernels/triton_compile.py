@@ -6,6 +6,7 @@ triton does not interpret; `python -m apclab_kernels.triton_compile --help` is t
 
 import argparse
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -165,8 +166,11 @@ def faults(build: Build) -> list[str]:
             found.append(
                 f"{build.async_copies} asynchronous 128-bit copies, at least {LEAST_COPIES} wanted"
             )
-        if not nvidia and build.async_copies + build.wide_loads < LEAST_COPIES:
-            found.append(f"{build.wide_loads} loads of 128 bits, at least {LEAST_COPIES} wanted")
+        # AMD: as many as a thread needs for its part of one tile, 64 threads a warp
+        wide = build.async_copies + build.wide_loads
+        needed = math.ceil(build.tile_bytes / (build.num_warps * 64) / 16)
+        if not nvidia and wide < needed:
+            found.append(f"{wide} loads of 128 bits, a tile needs {needed}")
         if build.dtype != "float32" and not build.tensor_ops:
             found.append(f"no tensor-core instruction for {build.dtype}")
     return found
