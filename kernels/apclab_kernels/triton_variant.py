@@ -47,8 +47,8 @@ def variant(
     would cost what the group costs, and make arithmetic the limit instead of memory. It has no
     padding there, and half the tokens in a tile: 32 tokens of 128 elements spill registers to
     memory on some GPUs. More than 16 rows (8 of float32) have twice the warps, for the same
-    reason. The assembler spills a few registers of float32 too, to fit more programs; naming a
-    limit stops that.
+    reason. There and for float32 the assembler spills a few registers to fit more programs; naming
+    a limit stops that. Elsewhere the limit would make it use more of them than it needs.
 
     Args:
         dtype: "float32", "float16" or "bfloat16".
@@ -79,6 +79,7 @@ def variant(
         raise ValueError(f"block_size must be 1 to {MOST_BLOCK} for triton, got {block_size}")
     on_cores = amd or dtype != "float32"
     rows = max(ROWS if on_cores else 1, power_of_two(group))
+    wide = rows > (ROWS if on_cores else ROWS // 2)
     tile, stages = (64 if head_size <= 64 else 32), 3
     if dtype == "float32":
         tile, stages = tile // 2, 2
@@ -97,9 +98,9 @@ def variant(
     }
     return Variant(
         constants,
-        num_warps=4 if rows <= (ROWS if on_cores else ROWS // 2) else 8,
+        num_warps=8 if wide else 4,
         num_stages=stages,
-        max_registers=None if on_cores else MOST_REGISTERS,
+        max_registers=MOST_REGISTERS if not amd and (wide or not on_cores) else None,
     )
 
 
