@@ -9,7 +9,7 @@ HEAD_SIZES = (64, 96, 128, 256)
 MOST_GROUP = {"float32": 32, "float16": 64, "bfloat16": 64}
 MOST_BLOCK = 256
 MOST_SPLITS = 64
-MERGE_WARPS = 4
+MERGE_WARPS = 8
 # of a thread, on every NVIDIA GPU; 8 warps of them fit
 MOST_REGISTERS = 255
 LOG2_E = 1.4426950408889634
