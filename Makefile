@@ -10,13 +10,14 @@ FOR_GPU := $(shell { test -e /dev/nvidia0 || nvidia-smi -L 2>/dev/null | grep -q
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-all check marks notebooks clean
+.PHONY: help lab test test-all check stress marks notebooks clean
 
 help:
 	@echo "make lab       open JupyterLab on the decode lab (PORT=8888 to choose a port)"
 	@echo "make test      every test but the slow ones, browser tests included"
 	@echo "make test-all  the slow tests too; a browser test that is skipped fails"
 	@echo "make check     ruff (lint and format, notebooks too) and mypy"
+	@echo "make stress    the panel under hurried users, other kernels and Voila; wants a quiet machine"
 	@echo "make marks     performance marks, one after the other"
 	@echo "make notebooks run the notebooks and write their outputs and the README's figure"
 	@echo "make clean     remove .venv, builds and caches"
@@ -25,15 +26,18 @@ lab: .venv/.lab $(FOR_GPU)
 	@$(BIN)/apclab lab $(if $(PORT),--port $(PORT))
 
 test: .venv/.test .venv/.torch
-	$(PYTEST) -n 2 -m "not slow and not mark"
+	$(PYTEST) -n 2 -m "not slow and not mark and not stress"
 
 test-all: .venv/.test .venv/.torch
-	$(PYTEST) -n 2 -m "not mark" -p tests.no_skipped_browser
+	$(PYTEST) -n 2 -m "not mark and not stress" -p tests.no_skipped_browser
 
 check: .venv/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+stress: .venv/.test .venv/.torch
+	$(PYTEST) tests/browser -p no:xdist -m stress -p tests.no_skipped_browser
 
 marks: .venv/.test .venv/.torch
 	$(PYTEST) tests/marks -p no:xdist -m mark -s

@@ -28,7 +28,7 @@ def another_ipykernel(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 # 6.31 hears of a click when the busy cell is over; 7.0.1 loses updates of plain threads
-@pytest.mark.slow
+@pytest.mark.stress
 @pytest.mark.parametrize("another_ipykernel", ["6.31.0", "7.0.1"], indirect=True)
 def test_live_updates_and_cancel(another_ipykernel: Path, tmp_path: Path, page: Page) -> None:
     notebook = notebooks.read(notebooks.FOLDER / "lab_app.ipynb")

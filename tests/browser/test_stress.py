@@ -13,7 +13,7 @@ from tests.browser.conftest import browser_page
 from tests.browser.lab import PICTURES, Lab, until
 
 # one server and one browser for all of them, and still more than `make test` has time for
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.stress
 
 # the bench is a stand-in: what is looked at is the panel
 PANELS = """

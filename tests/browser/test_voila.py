@@ -12,7 +12,7 @@ from tests.browser.lab import PICTURES, until
 TIMES = "[[r['case'], r['p50_us']] for r in lab.records]"
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_the_app_runs_cancels_and_starts_anew(tmp_path: Path, page: Page) -> None:
     notebook = notebooks.read(notebooks.FOLDER / "lab_app.ipynb")
     cell = notebook.cells[-1]
