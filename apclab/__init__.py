@@ -19,6 +19,8 @@ _EXPORTS = {
     "compare_decode": "bench",
     "load_results": "results",
     "paged_attention_decode": "attention",
+    "read_trace": "traces",
+    "replay": "replay",
 }
 __all__ = ["__version__", "data_dir", *sorted(_EXPORTS)]
 

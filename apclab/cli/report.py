@@ -3,6 +3,7 @@
 import errno
 import json
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
@@ -161,6 +162,15 @@ def _draw(records: list[Record], path: Path, table: BlockTable | None) -> None:
             settings=settings,
         )
         figure = figures.lab_page({"blocks": figures.block_panel(table), **panels}, theme="light")
+    write_figure(figure, path)
+
+
+def write_figure(figure: Any, path: Path) -> None:
+    """Write a figure as one HTML file.
+
+    Raises:
+        CommandError: it cannot be written.
+    """
     try:
         # plotly.js goes into the file, so that it opens without a network
         figure.write_html(path, include_plotlyjs=True)

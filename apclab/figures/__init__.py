@@ -1,6 +1,7 @@
 """Figures: tables in, plotly `Figure` out. No clock, no state, no measuring."""
 
 from apclab.figures.blocks_panel import BLOCK_VIEWS, block_panel, block_picture, step_text
+from apclab.figures.hit_rate import hit_rate
 from apclab.figures.page import lab_page, redraw, sweep_panels
 from apclab.figures.points import VIEWS, X_AXES, Line, lines
 from apclab.figures.roofline import reuse_roofline, roofline_panel
@@ -21,6 +22,7 @@ __all__ = [
     "block_panel",
     "block_picture",
     "decode_time",
+    "hit_rate",
     "lab_page",
     "lines",
     "redraw",
