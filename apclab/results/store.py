@@ -5,7 +5,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -21,8 +21,12 @@ _LONGEST_LINE = 4 * 2**20
 # problems of one file told one by one; the rest is counted
 _TOLD = 20
 
+Check = Callable[[Record], None]  # raises ValueError, naming the field, for what is no record
 
-def append(path: str | os.PathLike[str], records: Iterable[Record]) -> None:
+
+def append(
+    path: str | os.PathLike[str], records: Iterable[Record], *, check: Check = validate
+) -> None:
     """Add records to the end of a file, all or none, safe against crashes and other writers.
 
     Whole lines go out in one write under a file lock, then to the disk. A line that a killed
@@ -32,12 +36,15 @@ def append(path: str | os.PathLike[str], records: Iterable[Record]) -> None:
     Args:
         path: file, made with its folders when missing.
         records: checked before anything is written.
+        check: what a record must pass; a sweep has records of its own.
 
     Raises:
         ValueError: a record is not valid; names its position and field.
         OSError: the file cannot be written; its filename is set.
     """
-    payload = b"".join(_line(number, record) for number, record in enumerate(records, start=1))
+    payload = b"".join(
+        _line(number, record, check) for number, record in enumerate(records, start=1)
+    )
     if not payload:
         return
     try:
@@ -52,9 +59,9 @@ def append(path: str | os.PathLike[str], records: Iterable[Record]) -> None:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
-def _line(number: int, record: Record) -> bytes:
+def _line(number: int, record: Record, check: Check) -> bytes:
     try:
-        validate(record)
+        check(record)
         line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
     except ValueError as error:
         raise ValueError(f"record {number}: {error}") from error
@@ -95,11 +102,14 @@ def _write(handle: int, payload: bytes, *, locked: bool) -> None:
         raise
 
 
-def load(path: str | os.PathLike[str]) -> tuple[list[Record], list[str]]:
+def load(
+    path: str | os.PathLike[str], *, check: Check = validate
+) -> tuple[list[Record], list[str]]:
     """Read every valid record of a file, or of all *.jsonl files under a folder.
 
     Args:
         path: file or folder.
+        check: as in `append`.
 
     Returns:
         The records in the order of the file (files by name), and the problems in words, each
@@ -108,14 +118,14 @@ def load(path: str | os.PathLike[str]) -> tuple[list[Record], list[str]]:
     records: list[Record] = []
     problems: list[str] = []
     for file in _files(Path(path), problems):
-        found = _read(file, records)
+        found = _read(file, records, check)
         problems += found[:_TOLD]
         if len(found) > _TOLD:
             problems.append(f"{file}: {len(found) - _TOLD} more lines skipped")
     return records, problems
 
 
-def _read(file: Path, records: list[Record]) -> list[str]:
+def _read(file: Path, records: list[Record], check: Check) -> list[str]:
     """Add the valid records of one file to `records`; return the problems."""
     if not file.is_file():
         why = "not a regular file, skipped" if file.exists() else "no such file or folder"
@@ -125,7 +135,7 @@ def _read(file: Path, records: list[Record]) -> list[str]:
         for number, raw in _lines(file):
             try:
                 if text := raw.strip():
-                    records.append(_parse(text))
+                    records.append(_parse(text, check))
             except ValueError as error:
                 # every whole line ends with a line end: a writer was stopped before it
                 what = "skipped" if raw.endswith(b"\n") else "torn last line skipped"
@@ -162,7 +172,7 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
             yield number, raw if rest is raw else raw + b"\n"
 
 
-def _parse(text: bytes) -> Record:
+def _parse(text: bytes, check: Check) -> Record:
     if len(text) > _LONGEST_LINE:
         raise ValueError(f"longer than {_LONGEST_LINE} bytes")
     try:
@@ -173,7 +183,7 @@ def _parse(text: bytes) -> Record:
         raise ValueError(f"not a JSON object ({error.msg} at column {error.colno})") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    validate(record)
+    check(record)
     return record
 
 
