@@ -55,7 +55,7 @@ def paged_attention_decode(
     The bounds hold for every kernel that multiplies and adds in float32, in whatever order: a sum
     of n products errs by at most n u sum |a b| with u = 2**-24; an error e of a score changes its
     weight by a factor of at most exp(2 e), since numerator and denominator both move; the kernels'
-    exponentials add 4 u. Source: Higham, Accuracy and Stability of Numerical Algorithms, 3.1.
+    exponentials add 4 u; so does rescaling a running sum, whose tile is then summed on its own. Source: Higham, Accuracy and Stability of Numerical Algorithms, 3.1.
     """
     batch, num_heads, head_size = query.shape
     scale = head_size**-0.5 if scale is None else scale
@@ -78,7 +78,7 @@ def paged_attention_decode(
         weights /= total
         score_error = (head_size + 4) * u * sizes  # [kv_heads, group, 1]
         # scores, exponentials, sum of weights, sum over values
-        relative = 2 * score_error + (2 * n + 16) * u
+        relative = 2 * score_error + (2 * n + 20) * u
         out[r] = np.einsum("hgt,thd->hgd", weights, v).reshape(num_heads, head_size)
         absolute = np.einsum("hgt,thd->hgd", weights, np.abs(v))
         spread[r] = absolute.reshape(num_heads, head_size)
@@ -86,3 +86,54 @@ def paged_attention_decode(
         lse[r] = (top + np.log(total)).reshape(num_heads)
         lse_bound[r] = relative.reshape(-1) + 8 * u * (1 + np.abs(lse[r]))
     return Attended(out, lse, out_bound, lse_bound, spread)
+
+
+def as_decode(block_tables: Int32, seq_lens: Int32, query_start_loc: Int32) -> tuple[Int32, Int32]:
+    """New tokens as a decode step: a request each, as long as the token can see.
+
+    Args:
+        block_tables: int32 [batch, max_blocks].
+        seq_lens: int32 [batch], cached and new tokens.
+        query_start_loc: int32 [batch + 1], where each request's new tokens start, and their number.
+
+    Returns:
+        Block tables [num_tokens, max_blocks] and lengths [num_tokens]. New token j of a request
+        sees all that came before it and itself: seq_len - new + j + 1 tokens.
+    """
+    new = np.diff(query_start_loc)
+    request = np.repeat(np.arange(len(new)), new)
+    to_end = query_start_loc[1:][request] - np.arange(len(request))
+    return block_tables[request], (seq_lens[request] - to_end + 1).astype(np.int32)
+
+
+def paged_attention_prefill(
+    query: Elements,
+    key_cache: Elements,
+    value_cache: Elements,
+    block_tables: Int32,
+    seq_lens: Int32,
+    query_start_loc: Int32,
+    *,
+    scale: float | None = None,
+    layout: str = "NHD",
+) -> Attended:
+    """Attend new tokens to the cached ones and causally to themselves.
+
+    Args:
+        query: float32, float16 or bfloat16 [num_tokens, num_heads, head_size], the new tokens of
+            all requests, one after another; their keys and values lie in the caches already.
+        key_cache: as in `paged_attention_decode`.
+        value_cache: as in `paged_attention_decode`.
+        block_tables: int32 [batch, max_blocks].
+        seq_lens: int32 [batch], cached and new tokens.
+        query_start_loc: int32 [batch + 1]; request r has tokens query_start_loc[r] to [r + 1].
+        scale: as in `paged_attention_decode`.
+        layout: as in `paged_attention_decode`.
+
+    Returns:
+        As of a decode step whose batch are the new tokens; the bounds hold as there.
+    """
+    tables, lens = as_decode(block_tables, seq_lens, query_start_loc)
+    return paged_attention_decode(
+        query, key_cache, value_cache, tables, lens, scale=scale, layout=layout
+    )

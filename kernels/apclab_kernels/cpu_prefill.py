@@ -1,0 +1,312 @@
+"""Prefill with a cached prefix on the CPU, compiled by numba: measured; the truth is elsewhere.
+
+New tokens attend to cached blocks and causally to themselves. A task is a run of query rows (new
+tokens x query heads of one KV head). It widens each tile of keys and values to float32 once and
+takes both products of it with all its rows, which lie transposed: rows are lanes of a vector, so
+largest score, sum and rescaling of the online softmax need nothing across lanes.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+from numba import njit, prange
+from numpy.typing import NDArray
+
+from apclab_kernels.cpu_cache import drop_stale
+from apclab_kernels.cpu_decode import LOG2_E, strides_of
+from apclab_kernels.cpu_element import CHUNK, bits, high, low, widen
+from apclab_kernels.cpu_product import (
+    BLOCK,
+    PAIR,
+    below,
+    columns_product_16,
+    columns_product_32,
+    rows_product_16,
+    rows_product_32,
+    transpose,
+)
+from apclab_kernels.cpu_tile import FASTMATH, LN_2, ONE, give_out, take_query
+from apclab_kernels.cpu_vector import (
+    WIDTH,
+    exp2,
+    fma,
+    load,
+    maximum,
+    splat,
+    store,
+    subtract,
+    zeros,
+)
+from apclab_kernels.reference import Elements, Int32
+
+Tasks = NDArray[np.int64]  # [tasks, 4]: request, KV head, first row, row past the last
+
+TILE = 64  # keys and values side by side; both widened are 64 KiB at head size 128
+LANES = 2 * WIDTH if PAIR else WIDTH  # query rows side by side
+# rows of a task: 0.5 MiB of queries and sums at head size 128, which a 1 MiB L2 holds
+MOST_ROWS = 512
+LOWEST = np.float32(-np.inf)
+NOTHING = np.float32(0.0)
+
+
+@njit(fastmath=FASTMATH, cache=True)
+def _widen_rows(cache, table, first, count, head_at, block_size, strides, size, padded, tile):
+    """tile[t] = row first + t of a cache, as float32, split into halves as queries are."""
+    whole = size - size % CHUNK
+    for t in range(count):
+        token = first + t
+        at = np.int64(table[token // block_size]) * strides[0] + head_at
+        at += (token % block_size) * strides[1]
+        to = t * padded
+        for d in range(0, whole, CHUNK):
+            store(tile, to + d, low(cache, at + d))
+            store(tile, to + d + WIDTH, high(cache, at + d))
+        for d in range(whole, size):
+            tile[to + d] = widen(cache[at + d])
+
+
+@njit(fastmath=FASTMATH, cache=True)
+def _soften(scores, lanes, count, clear, limits, top, total, factor):
+    """Turn a tile's scores into weights; bring top and total of the lanes up to date.
+
+    Args:
+        scores: base 2, [count, lanes].
+        lanes: rows side by side.
+        count: tokens of the tile.
+        clear: tokens of the tile that all lanes see.
+        limits: tokens of the tile that each lane sees, float32.
+        top: largest score so far, -inf at first.
+        total: sum of weights so far.
+        factor: receives what earlier sums are to be multiplied with.
+    """
+    for v in range(0, lanes, WIDTH):
+        seen = load(limits, v)
+        old = load(top, v)
+        new = old
+        for t in range(clear):
+            new = maximum(new, load(scores, t * lanes + v))
+        for t in range(clear, count):
+            x = below(np.float32(t), seen, load(scores, t * lanes + v), splat(LOWEST))
+            store(scores, t * lanes + v, x)
+            new = maximum(new, x)
+        store(top, v, new)
+        # a lane that has seen nothing but -inf: -inf - 0, not -inf - -inf
+        base = below(LOWEST, new, new, zeros())
+        sums = zeros()
+        for t in range(count):
+            weights = exp2(subtract(load(scores, t * lanes + v), base))
+            store(scores, t * lanes + v, weights)
+            sums = fma(weights, splat(ONE), sums)
+        rescale = exp2(subtract(old, base))
+        store(factor, v, rescale)
+        store(total, v, fma(load(total, v), rescale, sums))
+
+
+@njit(fastmath=FASTMATH, cache=True)
+def _attend_tile(keys, values, size, padded, count, limits, q, acc, top, total, scores, factor):
+    """One tile of keys and values for the LANES or fewer rows of q; brings acc up to date.
+
+    q and acc are [padded, lanes], keys and values [TILE, padded].
+    """
+    lanes = limits.size
+    least, most = limits.min(), limits.max()
+    count = min(count, np.int64(most))
+    clear = min(count, max(np.int64(0), np.int64(least)))
+    for t in range(0, count, BLOCK):
+        if lanes == WIDTH:
+            rows_product_16(keys, t * padded, padded, q, 0, size, scores, t * lanes)
+        else:
+            rows_product_32(keys, t * padded, padded, q, 0, size, scores, t * lanes)
+    _soften(scores, lanes, count, clear, limits, top, total, factor)
+    for d in range(0, padded, BLOCK):
+        if lanes == WIDTH:
+            columns_product_16(
+                values, d, padded, scores, 0, clear, count, limits, factor, acc, d * lanes
+            )
+        else:
+            columns_product_32(
+                values, d, padded, scores, 0, clear, count, limits, factor, acc, d * lanes
+            )
+
+
+@njit(fastmath=FASTMATH, cache=True)
+def _row_of(i, base, heads):
+    """Index in [num_tokens, num_heads] of row i of a request and KV head, whose first is base."""
+    num_heads, group = heads
+    return base + (i // group) * num_heads + i % group
+
+
+@njit(fastmath=FASTMATH, cache=True)
+def _take_queries(query, first, base, heads, count, size, padded, scale, lane_rows, q, lanes):
+    """q[:, i] = scaled query of row first + i."""
+    for i in range(count):
+        at = _row_of(first + i, base, heads) * size
+        take_query(query, at, size, scale, lane_rows, i * padded)
+    lane_rows[count * padded :] = NOTHING
+    for v in range(0, lanes, WIDTH):
+        for d in range(0, padded, WIDTH):
+            transpose(lane_rows, v * padded + d, padded, q, d * lanes + v, lanes)
+
+
+@njit(fastmath=FASTMATH, cache=True)
+def _give_rows(acc, lanes, count, top, total, first, base, heads, size, padded, lane_rows, out,
+               lse):  # fmt: skip
+    """Write rows first to first + count, the first lanes of acc, to out and lse."""
+    for v in range(0, lanes, WIDTH):
+        for d in range(0, padded, WIDTH):
+            transpose(acc, d * lanes + v, lanes, lane_rows, v * padded + d, padded)
+    for i in range(count):
+        row = _row_of(first + i, base, heads)
+        give_out(lane_rows, i * padded, size, ONE / total[i], out, row * size)
+        # no weight at all: every score was -inf
+        lse[row] = (
+            (top[i] + np.log2(total[i])) * LN_2 if total[i] != NOTHING else np.float32(np.nan)
+        )
+
+
+@njit(parallel=True, fastmath=FASTMATH, cache=True)
+def _prefill(query, k, v, tables, lens, starts, out, lse, shape, scale, block_size, strides,
+             tasks, spans):  # fmt: skip
+    num_heads, size, group = shape
+    padded = -(-size // WIDTH) * WIDTH
+    deep = (tasks[:, 3] - tasks[:, 2]).max() // LANES + 1
+    for span in prange(spans.size - 1):
+        keys = np.zeros(TILE * padded, np.float32)
+        values = np.zeros(TILE * padded, np.float32)
+        scores = np.empty(TILE * LANES, np.float32)
+        lane_rows = np.empty(LANES * padded, np.float32)
+        q = np.empty((deep, LANES * padded), np.float32)
+        acc = np.empty((deep, LANES * padded), np.float32)
+        top = np.empty((deep, LANES), np.float32)
+        total = np.empty((deep, LANES), np.float32)
+        limits = np.empty(LANES, np.float32)
+        factor = np.empty(LANES, np.float32)
+        for task in range(spans[span], spans[span + 1]):
+            r, h, lo, hi = tasks[task]
+            seen = lens[r] - (starts[r + 1] - starts[r]) + 1  # tokens that the first new one sees
+            base = np.int64(starts[r]) * num_heads + h * group
+            for i in range(lo, hi, LANES):
+                n, count = (i - lo) // LANES, min(LANES, hi - i)
+                lanes = WIDTH if count <= WIDTH else LANES
+                _take_queries(
+                    query, i, base, (num_heads, group), count, size, padded, scale, lane_rows,
+                    q[n], lanes,
+                )  # fmt: skip
+            acc[:] = NOTHING
+            top[:] = LOWEST
+            total[:] = NOTHING
+            for first in range(0, seen + (hi - 1) // group, TILE):
+                there = min(TILE, seen + (hi - 1) // group - first)
+                at = h * strides[2]
+                _widen_rows(k, tables[r], first, there, at, block_size, strides, size, padded, keys)
+                _widen_rows(
+                    v, tables[r], first, there, at, block_size, strides, size, padded, values
+                )
+                for i in range(lo, hi, LANES):
+                    n, count = (i - lo) // LANES, min(LANES, hi - i)
+                    lanes = WIDTH if count <= WIDTH else LANES
+                    if first >= seen + (i + count - 1) // group:
+                        continue
+                    for lane in range(lanes):
+                        row = min(i + lane, hi - 1)
+                        limits[lane] = max(np.int64(0), seen + row // group - first)
+                    _attend_tile(
+                        keys, values, size, padded, there, limits[:lanes], q[n], acc[n], top[n],
+                        total[n], scores, factor,
+                    )  # fmt: skip
+            for i in range(lo, hi, LANES):
+                n, count = (i - lo) // LANES, min(LANES, hi - i)
+                lanes = WIDTH if count <= WIDTH else LANES
+                _give_rows(
+                    acc[n], lanes, count, top[n], total[n], i, base, (num_heads, group),
+                    size, padded, lane_rows, out, lse,
+                )  # fmt: skip
+
+
+def cut(
+    seq_lens: Int32,
+    query_start_loc: Int32,
+    *,
+    num_kv_heads: int,
+    group: int,
+    order: str,
+    threads: int,
+) -> tuple[Tasks, NDArray[np.int64]]:
+    """Cut a launch into tasks and the tasks into one span a thread, alike in work.
+
+    Args:
+        seq_lens: int32 [batch].
+        query_start_loc: int32 [batch + 1].
+        num_kv_heads: heads of the cache.
+        group: query heads of a KV head.
+        order: "request" has a request's heads next to each other, "head" a head's requests.
+        threads: spans wanted.
+
+    Returns:
+        Tasks, int64 [tasks, 4]: request, KV head, first row, row past the last. Spans, int64
+        [spans + 1]: a thread has tasks spans[i] to spans[i + 1].
+    """
+    rows = np.diff(query_start_loc).astype(np.int64) * group
+    # as many rows as leave each thread some tasks, and whole tiles of them
+    fair = int(rows.sum()) * num_kv_heads // (4 * threads)
+    most = min(MOST_ROWS, max(LANES, fair // LANES * LANES))
+    tasks, work = [], []
+    for r, n in enumerate(rows.tolist()):
+        parts = -(-n // most)
+        step = -(-n // max(1, parts * LANES)) * LANES
+        for lo in range(0, n, max(1, step)):
+            hi = min(lo + step, n)
+            seen = int(seq_lens[r]) - (n - lo - hi) // (2 * group)  # of the middle row, about
+            # widening a tile takes about as long as its products with four rows
+            tasks += [(r, h, lo, hi) for h in range(num_kv_heads)]
+            work += [seen * (hi - lo + 4)] * num_kv_heads
+    made = np.array(tasks, np.int64).reshape(-1, 4)
+    first, second = (0, 1) if order == "request" else (1, 0)
+    sort = np.lexsort((made[:, 2], made[:, second], made[:, first]))
+    done = np.cumsum(np.array(work, np.float64)[sort])
+    spans = np.searchsorted(done, np.linspace(0, done[-1] if len(done) else 0, threads + 1)[1:-1])
+    return made[sort], np.concatenate([[0], spans, [len(made)]]).astype(np.int64)
+
+
+def bind(
+    query: Elements,
+    key_cache: Elements,
+    value_cache: Elements,
+    block_tables: Int32,
+    seq_lens: Int32,
+    query_start_loc: Int32,
+    out: Elements,
+    lse: Elements,
+    *,
+    scale: float,
+    layout: str = "NHD",
+    order: str = "request",
+) -> tuple[Any, ...]:
+    """Arguments for `run`: everything that need not be done again at each call.
+
+    Shapes and dtypes as in `reference.paged_attention_prefill`; all arrays C-contiguous. `out` has
+    the dtype of the query, lse is float32 [num_tokens, num_heads].
+    """
+    _, num_heads, size = query.shape
+    num_kv_heads = key_cache.shape[2 if layout == "NHD" else 1]
+    block_size = key_cache.shape[1 if layout == "NHD" else 2]
+    group = num_heads // num_kv_heads
+    tasks, spans = cut(
+        seq_lens, query_start_loc, num_kv_heads=num_kv_heads, group=group, order=order,
+        threads=numba.get_num_threads(),
+    )  # fmt: skip
+    flat = [bits(array).reshape(-1) for array in (query, key_cache, value_cache, out)]
+    return (
+        *flat[:3], block_tables, seq_lens, query_start_loc, flat[3], lse.reshape(-1),
+        (num_heads, size, group), np.float32(scale * LOG2_E), block_size,
+        strides_of(key_cache, layout), tasks, spans,
+    )  # fmt: skip
+
+
+def run(arguments: tuple[Any, ...]) -> None:
+    """Launch the kernel once: fills the `out` and `lse` that were bound."""
+    _prefill(*arguments)
+
+
+drop_stale(_prefill)
