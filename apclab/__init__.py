@@ -19,6 +19,7 @@ _EXPORTS = {
     "compare_decode": "bench",
     "load_results": "results",
     "paged_attention_decode": "attention",
+    "paged_attention_prefill": "attention",
     "read_trace": "traces",
     "replay": "replay",
 }

@@ -1,11 +1,16 @@
 """Inputs that every attention kernel must get right: odd lengths and sizes, shared ids."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-from apclab_kernels.reference import Attended, paged_attention_decode
+from apclab_kernels.reference import (
+    Attended,
+    paged_attention_decode,
+    paged_attention_prefill,
+)
 from numpy.typing import NDArray
 
 DTYPES: dict[str, Any] = {
@@ -91,5 +96,17 @@ def assert_exact(
 
 
 def truth_of(case: Case, arrays: dict[str, Any]) -> Attended:
-    """The reference's answer to a case."""
+    """The reference's answer to a case, a prefill if it says where new tokens start."""
+    if "query_start_loc" in arrays:
+        return paged_attention_prefill(**arrays, layout=case.layout)
     return paged_attention_decode(**arrays, layout=case.layout)
+
+
+def prefill_arrays(case: Case, new: Sequence[int]) -> dict[str, Any]:
+    """The arguments of a prefill kernel: of each sequence of a case the last tokens are new."""
+    arrays = case.arrays()
+    starts = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
+    shape = (int(starts[-1]), case.num_heads, case.head_size)
+    rng = np.random.default_rng(case.seed + 1)
+    arrays["query"] = rng.standard_normal(shape, np.float32).astype(DTYPES[case.dtype])
+    return {**arrays, "query_start_loc": starts}

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from apclab_kernels.reference import paged_attention_decode
+from apclab_kernels.reference import paged_attention_decode, paged_attention_prefill
 
 
 def test_two_tokens_by_hand() -> None:
@@ -59,3 +59,19 @@ def test_an_empty_sequence_is_a_row_of_zeros() -> None:
     )
     assert got.out.tolist() == [[[0, 0]]]
     assert got.lse[0, 0] == -np.inf
+
+
+def test_new_tokens_see_what_came_before_and_themselves() -> None:
+    # all keys are 0, so weights are equal: each output is the mean of the values it sees
+    value_cache = np.arange(8.0, dtype=np.float32).reshape(4, 2, 1, 1)
+    got = paged_attention_prefill(
+        np.ones((3, 1, 1), np.float32),
+        np.zeros_like(value_cache),
+        value_cache,
+        np.array([[3, 0], [1, 2]], np.int32),
+        np.array([3, 2], np.int32),
+        np.array([0, 2, 3], np.int32),
+    )
+    # request 0 is 6, 7, 0 of which two are new; request 1 is 2, 3 of which one is new
+    assert got.out[:, 0, 0] == pytest.approx([(6 + 7) / 2, (6 + 7 + 0) / 3, (2 + 3) / 2])
+    assert got.lse[:, 0] == pytest.approx(np.log([2, 3, 2]))

@@ -18,6 +18,7 @@ from apclab.attention.launch import (
     resolve,
 )
 from apclab.attention.plan import paged_attention_decode, plan
+from apclab.attention.prefill import paged_attention_prefill, plan_prefill
 from apclab.attention.probes import Comparison, compare, plan_stream, plan_touch, set_threads
 from apclab.attention.tensors import as_torch
 
@@ -36,8 +37,10 @@ __all__ = [
     "interpreter",
     "kernel_sha256",
     "paged_attention_decode",
+    "paged_attention_prefill",
     "plan",
     "plan_interpreted",
+    "plan_prefill",
     "plan_stream",
     "plan_touch",
     "require",

@@ -1,15 +1,42 @@
-"""What a decode step must look like, said in one line where it does not."""
+"""What a decode step or a prefill must look like, said in one line where it does not."""
 
 from typing import Any
 
 import numpy as np
 
-from apclab.attention.launch import DTYPES
-from apclab.attention.tensors import dtype_name, first_not_finite, is_contiguous, place
+from apclab.attention.launch import BACKENDS, DTYPES, LAYOUTS, ORDERS
+from apclab.attention.tensors import (
+    dtype_name,
+    first_not_finite,
+    interpreting,
+    is_contiguous,
+    place,
+)
 
 
-def check_arrays(query: Any, key_cache: Any, value_cache: Any, layout: str) -> None:
+def check_names(**names: str) -> None:
+    """Check a layout, a backend and an order, as far as they are given.
+
+    Raises:
+        ValueError: a name is not known.
+    """
+    all_known = {"layout": LAYOUTS, "backend": BACKENDS, "order": ORDERS}
+    for name, value in names.items():
+        if value not in (known := all_known[name]):
+            raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+
+
+def check_arrays(
+    query: Any, key_cache: Any, value_cache: Any, layout: str, *, rows: str = "batch"
+) -> None:
     """Check query and caches: dtypes, shapes, heads, contiguity, finite queries.
+
+    Args:
+        query: one row a request, or one a new token.
+        key_cache: as in `plan`.
+        value_cache: as in `plan`.
+        layout: "NHD" or "HND".
+        rows: what the query's first dimension is called.
 
     Raises:
         TypeError: an array is none, or has another dtype.
@@ -22,7 +49,7 @@ def check_arrays(query: Any, key_cache: Any, value_cache: Any, layout: str) -> N
         if dtype != dtype_name(query):
             raise TypeError(f"{name} must have the dtype of query, {query.dtype}, got {dtype}")
     if query.ndim != 3:
-        raise ValueError(f"query must be [batch, num_heads, head_size], got {list(query.shape)}")
+        raise ValueError(f"query must be [{rows}, num_heads, head_size], got {list(query.shape)}")
     if key_cache.ndim != 4 or value_cache.shape != key_cache.shape:
         raise ValueError(
             f"key_cache and value_cache must have one shape of 4 dimensions, "
@@ -77,6 +104,64 @@ def check_tables(
         raise ValueError(
             f"block_tables[{row}, {column}] is {block_tables[row, column]}, outside the pool "
             f"of blocks 0 to {num_blocks - 1}"
+        )
+
+
+def check_starts(query_start_loc: Any, num_tokens: int) -> None:
+    """Check where each request's new tokens start: dtype, shape, first, last, never falling.
+
+    Raises:
+        TypeError: no int32 array.
+        ValueError: another shape, or starts that do not cut num_tokens into runs.
+    """
+    starts = query_start_loc
+    if not isinstance(starts, np.ndarray) or starts.dtype != np.int32:
+        got = starts.dtype if isinstance(starts, np.ndarray) else type(starts).__name__
+        raise TypeError(f"query_start_loc must be an int32 array, got {got}")
+    if starts.ndim != 1 or len(starts) < 2:
+        raise ValueError(f"query_start_loc must be [batch + 1], got {list(starts.shape)}")
+    if (starts[0], starts[-1]) != (0, num_tokens):
+        raise ValueError(
+            f"query_start_loc must go from 0 to the {num_tokens} tokens of query, "
+            f"got {starts[0]} to {starts[-1]}"
+        )
+    if (falls := np.diff(starts) < 0).any():
+        at = int(np.argmax(falls))
+        raise ValueError(
+            f"query_start_loc must not fall, got {starts[at]} and then {starts[at + 1]} at {at + 1}"
+        )
+
+
+def check_new(query_start_loc: Any, seq_lens: Any) -> None:
+    """Check that no request has more new tokens than tokens.
+
+    Raises:
+        ValueError: one has.
+    """
+    new = np.diff(query_start_loc)
+    if (over := new > seq_lens).any():
+        at = int(np.argmax(over))
+        raise ValueError(
+            f"seq_lens counts cached and new tokens: request {at} has {new[at]} new ones, "
+            f"seq_len {seq_lens[at]}"
+        )
+
+
+def check_place(backend: str, where: str) -> None:
+    """Check that the arrays live where the backend can use them; `where` as from `one_place`.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if backend == "triton" and where != "cuda" and not (where == "torch" and interpreting()):
+        raise ValueError(
+            "backend triton takes torch tensors on a GPU; move them there with .cuda(), "
+            "or use backend='cpu' for arrays in host memory"
+        )
+    if backend != "triton" and where == "cuda":
+        raise ValueError(
+            f"backend {backend} takes arrays in host memory; use backend='triton' for CUDA "
+            f"tensors, or bring them over with .cpu()"
         )
 
 

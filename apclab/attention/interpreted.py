@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from apclab.attention.checks import check_arrays, check_tables
-from apclab.attention.launch import LAYOUTS, ORDERS, Launch, Unavailable
+from apclab.attention.checks import check_arrays, check_names, check_tables
+from apclab.attention.launch import Launch, Unavailable
 from apclab.attention.tensors import Array
 
 # older interpreters fail with NumPy 2.4
@@ -58,9 +58,7 @@ def plan_interpreted(
     _require()
     from apclab_kernels.triton_variant import MOST_SPLITS, variant
 
-    for name, value, known in (("layout", layout, LAYOUTS), ("order", order, ORDERS)):
-        if value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+    check_names(layout=layout, order=order)
     if not 1 <= splits <= MOST_SPLITS:
         raise ValueError(f"splits must be 1 to {MOST_SPLITS}, got {splits}")
     check_arrays(query, key_cache, value_cache, layout)

@@ -83,6 +83,7 @@ def compare(
     value_cache: Any,
     block_tables: Any,
     seq_lens: Any,
+    query_start_loc: Any = None,
     *,
     scale: float | None = None,
     pairs: int | None = None,
@@ -97,8 +98,9 @@ def compare(
         value_cache: as in `plan`.
         block_tables: as in `plan`.
         seq_lens: as in `plan`.
+        query_start_loc: of a prefill, as in `plan_prefill`; None for a decode step.
         scale: as in `plan`.
-        pairs: how many (request, head) pairs to draw; None compares everything.
+        pairs: how many (request or new token, head) pairs to draw; None compares everything.
         seed: of the draw.
 
     Returns:
@@ -106,6 +108,7 @@ def compare(
         float32 arithmetic, plus one rounding to the output's dtype, plus one of the weights where
         the kernel rounds them.
     """
+    from apclab_kernels.reference import as_decode
     from apclab_kernels.reference import paged_attention_decode as attend
 
     batch, num_heads, _ = query.shape
@@ -116,6 +119,8 @@ def compare(
     axis = 2 if launch.layout == "NHD" else 1
     group = num_heads // key_cache.shape[axis]
     tables, lens = to_host(block_tables), to_host(seq_lens)
+    if query_start_loc is not None:
+        tables, lens = as_decode(tables, lens, to_host(query_start_loc))
     u = ROUNDOFF[dtype_name(query)]
     # the Triton kernel rounds the weights, too, before it multiplies them with the values; its
     # interpreter truncates to bfloat16 where a GPU rounds

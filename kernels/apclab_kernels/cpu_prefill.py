@@ -14,9 +14,7 @@ from numba import njit, prange
 from numpy.typing import NDArray
 
 from apclab_kernels.cpu_cache import drop_stale
-from apclab_kernels.cpu_decode import LOG2_E, strides_of
-from apclab_kernels.cpu_element import CHUNK, bits, high, low, widen
-from apclab_kernels.cpu_product import (
+from apclab_kernels.cpu_causal import (
     BLOCK,
     PAIR,
     below,
@@ -26,6 +24,8 @@ from apclab_kernels.cpu_product import (
     rows_product_32,
     transpose,
 )
+from apclab_kernels.cpu_decode import LOG2_E, strides_of
+from apclab_kernels.cpu_element import CHUNK, bits, high, low, widen
 from apclab_kernels.cpu_tile import FASTMATH, LN_2, ONE, give_out, take_query
 from apclab_kernels.cpu_vector import (
     WIDTH,

@@ -55,7 +55,9 @@ def paged_attention_decode(
     The bounds hold for every kernel that multiplies and adds in float32, in whatever order: a sum
     of n products errs by at most n u sum |a b| with u = 2**-24; an error e of a score changes its
     weight by a factor of at most exp(2 e), since numerator and denominator both move; the kernels'
-    exponentials add 4 u; so does rescaling a running sum, whose tile is then summed on its own. Source: Higham, Accuracy and Stability of Numerical Algorithms, 3.1.
+    exponentials add 4 u. So does each rescaling of a running sum, which saves more than that where
+    its tiles are summed on their own first. Source: Higham, Accuracy and Stability of Numerical
+    Algorithms, 3.1.
     """
     batch, num_heads, head_size = query.shape
     scale = head_size**-0.5 if scale is None else scale

@@ -1,4 +1,4 @@
-"""Products of small matrices held in cache, for numba kernels: sums stay in registers.
+"""Causal products of small matrices held in cache, for numba kernels: sums stay in registers.
 
 The columns of B and C are lanes, 16 or 32 side by side; an element of A is spread over all of them.
 So A is read as it lies, by rows or by columns, and nothing but B and C is ever transposed.
@@ -174,7 +174,7 @@ columns_product_32 = _columns_product(2)
 
 @intrinsic
 def transpose(_typing: Any, a: Any, i: Any, a_row: Any, b: Any, j: Any, b_row: Any) -> Any:
-    """Write the 16 x 16 numbers at a[i], rows a_row apart, to b[j], rows b_row apart, transposed."""
+    """Write the 16 x 16 numbers at a[i], rows a_row apart, transposed to b[j], rows b_row apart."""
 
     def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         a_data = pointer_to(context, builder, a, args[0], args[1])
