@@ -63,11 +63,13 @@ def _sums(context: Any, builder: Any, vectors: int) -> list[list[Any]]:
     ]
 
 
-def _add_products(builder: Any, sums: Any, factors: Any, lanes: Any) -> None:
-    """sums[m][v] += factors[m][v] * lanes[v]."""
-    for row, spread in zip(sums, factors, strict=True):
-        for total, factor, lane in zip(row, spread, lanes, strict=True):
-            builder.store(_fma(builder, factor, lane, builder.load(total)), total)
+def _add_products(builder: Any, sums: Any, factors: Any, lanes: Any, seen: Any = None) -> None:
+    """sums[m][v] += factors[m] * lanes[v], in those lanes alone that are seen if that is given."""
+    for row, factor in zip(sums, factors, strict=True):
+        for v, (place, lane) in enumerate(zip(row, lanes, strict=True)):
+            old = builder.load(place)
+            new = _fma(builder, factor, lane, old)
+            builder.store(builder.select(seen[v], new, old) if seen else new, place)
 
 
 def _rows_product(vectors: int) -> Any:
@@ -91,7 +93,7 @@ def _rows_product(vectors: int) -> Any:
                 factors = []
                 for start in starts:
                     x = _float_at(builder, a_data, builder.add(start, loop.index))
-                    factors.append([_spread(builder, x)] * vectors)
+                    factors.append(_spread(builder, x))
                 _add_products(builder, sums, factors, lane)
             for m, row in enumerate(sums):
                 at = builder.add(args[7], I64(m * lanes))
@@ -122,25 +124,20 @@ def _columns_product(vectors: int) -> Any:
             )
             sums = _sums(context, builder, vectors)
             most = [_vector_at(builder, limit_data, I64(0), v) for v in range(vectors)]
-            zero = ir.Constant(F32X16, [0.0] * WIDTH)
 
             def add(index: Any, *, masked: bool) -> None:
                 at = builder.add(args[4], builder.mul(index, I64(lanes)))
                 lane = [_vector_at(builder, b_data, at, v) for v in range(vectors)]
                 start = builder.add(args[1], builder.mul(args[2], index))
-                seen: list[Any] = []
-                if masked:
+                factors = [
+                    _spread(builder, _float_at(builder, a_data, builder.add(start, I64(m))))
+                    for m in range(BLOCK)
+                ]
+                seen = None
+                if masked:  # left out, not multiplied by 0: 0 * NaN would be NaN
                     number = _spread(builder, builder.sitofp(index, F32))
                     seen = [builder.fcmp_ordered("<", number, limit) for limit in most]
-                factors = []
-                for m in range(BLOCK):
-                    x = _float_at(builder, a_data, builder.add(start, I64(m)))
-                    spread = _spread(builder, x)
-                    # 0 in place of what a lane must not see: 0 * NaN would be NaN
-                    factors.append(
-                        [builder.select(s, spread, zero) for s in seen] or [spread] * vectors
-                    )
-                _add_products(builder, sums, factors, lane)
+                _add_products(builder, sums, factors, lane, seen)
 
             with cgutils.for_range(builder, args[5]) as loop:
                 add(loop.index, masked=False)

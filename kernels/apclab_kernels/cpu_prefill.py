@@ -24,7 +24,7 @@ from apclab_kernels.cpu_causal import (
     rows_product_32,
     transpose,
 )
-from apclab_kernels.cpu_decode import LOG2_E, strides_of
+from apclab_kernels.cpu_decode import LOG2_E, row_starts, strides_of
 from apclab_kernels.cpu_element import CHUNK, bits, high, low, widen
 from apclab_kernels.cpu_tile import FASTMATH, LN_2, ONE, give_out, take_query
 from apclab_kernels.cpu_vector import (
@@ -51,19 +51,16 @@ NOTHING = np.float32(0.0)
 
 
 @njit(fastmath=FASTMATH, cache=True)
-def _widen_rows(cache, table, first, count, head_at, block_size, strides, size, padded, tile):
-    """tile[t] = row first + t of a cache, as float32, split into halves as queries are."""
+def _widen_rows(cache, rows, at, size, padded, tile):
+    """tile[t] = the cache's elements from rows[t] + at on, split into halves as queries are."""
     whole = size - size % CHUNK
-    for t in range(count):
-        token = first + t
-        at = np.int64(table[token // block_size]) * strides[0] + head_at
-        at += (token % block_size) * strides[1]
-        to = t * padded
+    for t in range(rows.size):
+        row, to = rows[t] + at, t * padded
         for d in range(0, whole, CHUNK):
-            store(tile, to + d, low(cache, at + d))
-            store(tile, to + d + WIDTH, high(cache, at + d))
+            store(tile, to + d, low(cache, row + d))
+            store(tile, to + d + WIDTH, high(cache, row + d))
         for d in range(whole, size):
-            tile[to + d] = widen(cache[at + d])
+            tile[to + d] = widen(cache[row + d])
 
 
 @njit(fastmath=FASTMATH, cache=True)
@@ -165,63 +162,67 @@ def _give_rows(acc, lanes, count, top, total, first, base, heads, size, padded, 
         )
 
 
+@njit(fastmath=FASTMATH, cache=True)
+def _work(query, k, v, tables, lens, starts, out, lse, shape, scale, block_size, strides, tasks):
+    """Tasks one after another, on one thread."""
+    num_heads, size, group, deep = shape
+    heads = (num_heads, group)
+    padded = -(-size // WIDTH) * WIDTH
+    keys = np.zeros(TILE * padded, np.float32)
+    values = np.zeros(TILE * padded, np.float32)
+    scores = np.empty(TILE * LANES, np.float32)
+    lane_rows = np.empty(LANES * padded, np.float32)
+    q = np.empty((deep, LANES * padded), np.float32)
+    acc = np.empty((deep, LANES * padded), np.float32)
+    top = np.empty((deep, LANES), np.float32)
+    total = np.empty((deep, LANES), np.float32)
+    limits = np.empty(LANES, np.float32)
+    factor = np.empty(LANES, np.float32)
+    rows = np.empty(lens.max(), np.int64)
+    for task in range(len(tasks)):
+        r, h, lo, hi = tasks[task]
+        seen = lens[r] - (starts[r + 1] - starts[r]) + 1  # tokens that the first new one sees
+        most = seen + (hi - 1) // group
+        base = np.int64(starts[r]) * num_heads + h * group
+        row_starts(rows, 0, tables[r], most, block_size, strides)
+        for i in range(lo, hi, LANES):
+            n, count = (i - lo) // LANES, min(LANES, hi - i)
+            lanes = WIDTH if count <= WIDTH else LANES
+            _take_queries(query, i, base, heads, count, size, padded, scale, lane_rows, q[n], lanes)
+        acc[:] = NOTHING
+        top[:] = LOWEST
+        total[:] = NOTHING
+        for first in range(0, most, TILE):
+            here = rows[first : min(first + TILE, most)]
+            _widen_rows(k, here, h * strides[2], size, padded, keys)
+            _widen_rows(v, here, h * strides[2], size, padded, values)
+            for i in range(lo, hi, LANES):
+                n, count = (i - lo) // LANES, min(LANES, hi - i)
+                lanes = WIDTH if count <= WIDTH else LANES
+                if first >= seen + (i + count - 1) // group:
+                    continue
+                for lane in range(lanes):
+                    row = min(i + lane, hi - 1)
+                    limits[lane] = max(np.int64(0), seen + row // group - first)
+                _attend_tile(
+                    keys, values, size, padded, here.size, limits[:lanes], q[n], acc[n], top[n],
+                    total[n], scores, factor,
+                )  # fmt: skip
+        for i in range(lo, hi, LANES):
+            n, count = (i - lo) // LANES, min(LANES, hi - i)
+            lanes = WIDTH if count <= WIDTH else LANES
+            _give_rows(
+                acc[n], lanes, count, top[n], total[n], i, base, heads, size, padded, lane_rows,
+                out, lse,
+            )  # fmt: skip
+
+
 @njit(parallel=True, fastmath=FASTMATH, cache=True)
 def _prefill(query, k, v, tables, lens, starts, out, lse, shape, scale, block_size, strides,
              tasks, spans):  # fmt: skip
-    num_heads, size, group = shape
-    padded = -(-size // WIDTH) * WIDTH
-    deep = (tasks[:, 3] - tasks[:, 2]).max() // LANES + 1
     for span in prange(spans.size - 1):
-        keys = np.zeros(TILE * padded, np.float32)
-        values = np.zeros(TILE * padded, np.float32)
-        scores = np.empty(TILE * LANES, np.float32)
-        lane_rows = np.empty(LANES * padded, np.float32)
-        q = np.empty((deep, LANES * padded), np.float32)
-        acc = np.empty((deep, LANES * padded), np.float32)
-        top = np.empty((deep, LANES), np.float32)
-        total = np.empty((deep, LANES), np.float32)
-        limits = np.empty(LANES, np.float32)
-        factor = np.empty(LANES, np.float32)
-        for task in range(spans[span], spans[span + 1]):
-            r, h, lo, hi = tasks[task]
-            seen = lens[r] - (starts[r + 1] - starts[r]) + 1  # tokens that the first new one sees
-            base = np.int64(starts[r]) * num_heads + h * group
-            for i in range(lo, hi, LANES):
-                n, count = (i - lo) // LANES, min(LANES, hi - i)
-                lanes = WIDTH if count <= WIDTH else LANES
-                _take_queries(
-                    query, i, base, (num_heads, group), count, size, padded, scale, lane_rows,
-                    q[n], lanes,
-                )  # fmt: skip
-            acc[:] = NOTHING
-            top[:] = LOWEST
-            total[:] = NOTHING
-            for first in range(0, seen + (hi - 1) // group, TILE):
-                there = min(TILE, seen + (hi - 1) // group - first)
-                at = h * strides[2]
-                _widen_rows(k, tables[r], first, there, at, block_size, strides, size, padded, keys)
-                _widen_rows(
-                    v, tables[r], first, there, at, block_size, strides, size, padded, values
-                )
-                for i in range(lo, hi, LANES):
-                    n, count = (i - lo) // LANES, min(LANES, hi - i)
-                    lanes = WIDTH if count <= WIDTH else LANES
-                    if first >= seen + (i + count - 1) // group:
-                        continue
-                    for lane in range(lanes):
-                        row = min(i + lane, hi - 1)
-                        limits[lane] = max(np.int64(0), seen + row // group - first)
-                    _attend_tile(
-                        keys, values, size, padded, there, limits[:lanes], q[n], acc[n], top[n],
-                        total[n], scores, factor,
-                    )  # fmt: skip
-            for i in range(lo, hi, LANES):
-                n, count = (i - lo) // LANES, min(LANES, hi - i)
-                lanes = WIDTH if count <= WIDTH else LANES
-                _give_rows(
-                    acc[n], lanes, count, top[n], total[n], i, base, (num_heads, group),
-                    size, padded, lane_rows, out, lse,
-                )  # fmt: skip
+        mine = tasks[spans[span] : spans[span + 1]]
+        _work(query, k, v, tables, lens, starts, out, lse, shape, scale, block_size, strides, mine)
 
 
 def cut(
@@ -296,10 +297,11 @@ def bind(
         seq_lens, query_start_loc, num_kv_heads=num_kv_heads, group=group, order=order,
         threads=numba.get_num_threads(),
     )  # fmt: skip
+    deep = -(-int((tasks[:, 3] - tasks[:, 2]).max()) // LANES)
     flat = [bits(array).reshape(-1) for array in (query, key_cache, value_cache, out)]
     return (
         *flat[:3], block_tables, seq_lens, query_start_loc, flat[3], lse.reshape(-1),
-        (num_heads, size, group), np.float32(scale * LOG2_E), block_size,
+        (num_heads, size, group, deep), np.float32(scale * LOG2_E), block_size,
         strides_of(key_cache, layout), tasks, spans,
     )  # fmt: skip
 
