@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apclab_kernels import cpu_decode, cpu_prefill
+from apclab_kernels import cpu_decode, cpu_prefill, cpu_spans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -207,7 +207,7 @@ def test_tasks_cover_all_rows_once_and_spans_are_alike(
 ) -> None:
     starts = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
     seq_lens = np.array(lens, np.int32)
-    tasks, spans = cpu_prefill.cut(
+    tasks, spans = cpu_spans.cut(
         seq_lens, starts, num_kv_heads=kv_heads, group=group, order=order, threads=threads
     )
     assert (np.diff(spans) >= 0).all()

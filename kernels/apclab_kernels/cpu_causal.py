@@ -27,7 +27,7 @@ I64 = ir.IntType(64)
 _WIDE = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2]
 # rows of C in registers: 8 x 2 sums of 512 bits, or 4 x 1 of twice 256 (four times 128) bits
 BLOCK = 8 if _WIDE else 4
-PAIR = _WIDE  # whether 32 lanes fit, too
+LANES = 2 * WIDTH if _WIDE else WIDTH  # query rows side by side
 
 
 def _spread(builder: Any, value: Any) -> Any:

@@ -11,12 +11,11 @@ from typing import Any
 import numba
 import numpy as np
 from numba import njit, prange
-from numpy.typing import NDArray
 
 from apclab_kernels.cpu_cache import drop_stale
 from apclab_kernels.cpu_causal import (
     BLOCK,
-    PAIR,
+    LANES,
     below,
     columns_product_16,
     columns_product_32,
@@ -26,6 +25,7 @@ from apclab_kernels.cpu_causal import (
 )
 from apclab_kernels.cpu_decode import LOG2_E, row_starts, strides_of
 from apclab_kernels.cpu_element import CHUNK, bits, high, low, widen
+from apclab_kernels.cpu_spans import cut
 from apclab_kernels.cpu_tile import FASTMATH, LN_2, ONE, give_out, take_query
 from apclab_kernels.cpu_vector import (
     WIDTH,
@@ -40,12 +40,11 @@ from apclab_kernels.cpu_vector import (
 )
 from apclab_kernels.reference import Elements, Int32
 
-Tasks = NDArray[np.int64]  # [tasks, 4]: request, KV head, first row, row past the last
-
-TILE = 64  # keys and values side by side; both widened are 64 KiB at head size 128
-LANES = 2 * WIDTH if PAIR else WIDTH  # query rows side by side
-# rows of a task: 0.5 MiB of queries and sums at head size 128, which a 1 MiB L2 holds
-MOST_ROWS = 512
+# keys and values side by side; both widened are 64 KiB at head size 128. 32 and 128 were as fast
+# for 300 tokens, 32 slower by a quarter for 2048
+TILE = 64
+# asking for the next tile's rows ahead (llvm.prefetch) gained nothing: 6.4 ms in place of 6.5 for
+# 300 new tokens of 40 heads in float32
 LOWEST = np.float32(-np.inf)
 NOTHING = np.float32(0.0)
 
@@ -223,51 +222,6 @@ def _prefill(query, k, v, tables, lens, starts, out, lse, shape, scale, block_si
     for span in prange(spans.size - 1):
         mine = tasks[spans[span] : spans[span + 1]]
         _work(query, k, v, tables, lens, starts, out, lse, shape, scale, block_size, strides, mine)
-
-
-def cut(
-    seq_lens: Int32,
-    query_start_loc: Int32,
-    *,
-    num_kv_heads: int,
-    group: int,
-    order: str,
-    threads: int,
-) -> tuple[Tasks, NDArray[np.int64]]:
-    """Cut a launch into tasks and the tasks into one span a thread, alike in work.
-
-    Args:
-        seq_lens: int32 [batch].
-        query_start_loc: int32 [batch + 1].
-        num_kv_heads: heads of the cache.
-        group: query heads of a KV head.
-        order: "request" has a request's heads next to each other, "head" a head's requests.
-        threads: spans wanted.
-
-    Returns:
-        Tasks, int64 [tasks, 4]: request, KV head, first row, row past the last. Spans, int64
-        [spans + 1]: a thread has tasks spans[i] to spans[i + 1].
-    """
-    rows = np.diff(query_start_loc).astype(np.int64) * group
-    # as many rows as leave each thread some tasks, and whole tiles of them
-    fair = int(rows.sum()) * num_kv_heads // (4 * threads)
-    most = min(MOST_ROWS, max(LANES, fair // LANES * LANES))
-    tasks, work = [], []
-    for r, n in enumerate(rows.tolist()):
-        parts = -(-n // most)
-        step = -(-n // max(1, parts * LANES)) * LANES
-        for lo in range(0, n, max(1, step)):
-            hi = min(lo + step, n)
-            seen = int(seq_lens[r]) - (n - lo - hi) // (2 * group)  # of the middle row, about
-            # widening a tile takes about as long as its products with four rows
-            tasks += [(r, h, lo, hi) for h in range(num_kv_heads)]
-            work += [seen * (hi - lo + 4)] * num_kv_heads
-    made = np.array(tasks, np.int64).reshape(-1, 4)
-    first, second = (0, 1) if order == "request" else (1, 0)
-    sort = np.lexsort((made[:, 2], made[:, second], made[:, first]))
-    done = np.cumsum(np.array(work, np.float64)[sort])
-    spans = np.searchsorted(done, np.linspace(0, done[-1] if len(done) else 0, threads + 1)[1:-1])
-    return made[sort], np.concatenate([[0], spans, [len(made)]]).astype(np.int64)
 
 
 def bind(

@@ -16,8 +16,9 @@ from tests.marks.conftest import Mark
 
 HEADS, SIZE = 40, 128  # of llama-13b
 PROMPT = 300
-# products of prefill against sgemm; half of what sgemm does is what is asked
-BAR = 0.5
+# useful products of prefill against sgemm: 11 % more are done at the causal edge of row tiles, and
+# float32 waits for twice the bytes: queries, keys, values and out of 300 tokens are 25 MB
+BARS = {"float32": 0.4, "bfloat16": 0.5}
 # products of 300 new tokens are 12.8 times those of 12, but both read 300 tokens' keys and values
 GAIN_BAR = 4.0
 SIDE = 1536
@@ -77,7 +78,11 @@ def test_prefill_against_sgemm(dtype: str, num_kv_heads: int, mark: Mark) -> Non
             rounds.append(work / prefill / (2 * SIDE**3 / sgemm))
         return median(rounds)
 
-    mark(f"prefill / sgemm, {PROMPT} tokens, heads {HEADS}/{num_kv_heads}, {dtype}", ratio, BAR)
+    mark(
+        f"prefill / sgemm, {PROMPT} tokens, heads {HEADS}/{num_kv_heads}, {dtype}",
+        ratio,
+        BARS[dtype],
+    )
 
 
 @pytest.mark.mark
