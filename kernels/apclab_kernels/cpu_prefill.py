@@ -43,8 +43,6 @@ from apclab_kernels.reference import Elements, Int32
 # keys and values side by side; both widened are 64 KiB at head size 128. 32 and 128 were as fast
 # for 300 tokens, 32 slower by a quarter for 2048
 TILE = 64
-# asking for the next tile's rows ahead (llvm.prefetch) gained nothing: 6.4 ms in place of 6.5 for
-# 300 new tokens of 40 heads in float32
 LOWEST = np.float32(-np.inf)
 NOTHING = np.float32(0.0)
 
@@ -52,6 +50,8 @@ NOTHING = np.float32(0.0)
 @njit(fastmath=FASTMATH, cache=True)
 def _widen_rows(cache, rows, at, size, padded, tile):
     """tile[t] = the cache's elements from rows[t] + at on, split into halves as queries are."""
+    # asking for the next tile's rows ahead (llvm.prefetch) gained nothing: 6.4 ms in place of 6.5
+    # for 300 new tokens of 40 heads in float32
     whole = size - size % CHUNK
     for t in range(rows.size):
         row, to = rows[t] + at, t * padded
