@@ -62,7 +62,7 @@ class Job:
         self._worker: int | None = None
         self._pending = False
         self._published = 0.0
-        self._began = 0.0
+        self._warm: tuple[float, float] | None = None  # time and progress after the first step
 
     def start(self, steps: Steps) -> bool:
         """Run `steps()` in a worker thread; it yields (fraction done, value) after each step.
@@ -78,7 +78,7 @@ class Job:
         self._ended.clear()
         self.error, self.exception, self.latest = "", None, None
         self.progress, self.status = 0.0, "running"
-        self._began = time.monotonic()
+        self._warm = None
         self._publish()
         # ipykernel finds the cell a message belongs to through context variables
         context = contextvars.copy_context()
@@ -113,10 +113,15 @@ class Job:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds left at the pace so far, None while that is not known."""
-        if self.status != "running" or self.progress <= 0.0:
+        """Seconds left at the pace since the first step, None while that is not known.
+
+        In the first step kernels are compiled and the machine is looked at, once.
+        """
+        if self.status != "running" or self._warm is None:
             return None
-        return (time.monotonic() - self._began) * (1.0 - self.progress) / self.progress
+        since, before = self._warm
+        done = self.progress - before
+        return (time.monotonic() - since) * (1.0 - self.progress) / done if done > 0.0 else None
 
     def _work(self, steps: Steps) -> None:
         global _holder
@@ -124,6 +129,7 @@ class Job:
         end: Status = "cancelled"  # what an interrupt leaves behind when there are no threads
         try:
             for fraction, value in steps():
+                self._warm = self._warm or (time.monotonic(), fraction)
                 self.report(fraction, value)
                 if self._cancel.is_set():
                     break

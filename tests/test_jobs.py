@@ -154,22 +154,33 @@ def test_an_interrupt_of_an_inline_run_frees_the_process(monkeypatch: pytest.Mon
     assert jobs.busy() == ""
 
 
-def test_remaining_time_follows_the_pace() -> None:
+def test_remaining_time_follows_the_pace_after_the_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     job = Job("pace")
     seen: list[float | None] = []
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
 
     def steps() -> Iterator[tuple[float, int]]:
+        nonlocal now
+        now += 30.0  # compiles
+        job.report(0.1)
         seen.append(job.remaining_s)
-        time.sleep(0.05)
         yield 0.25, 1
         seen.append(job.remaining_s)
-        yield 1.0, 2
+        now += 2.0
+        job.report(0.5)
+        seen.append(job.remaining_s)
+        now += 1.0
+        yield 0.625, 2
+        seen.append(job.remaining_s)
+        yield 1.0, 3
 
     job.start(steps)
     assert job.wait(2)
-    assert seen[0] is None
-    assert seen[1] is not None
-    assert seen[1] >= 3 * 0.05
+    # 0.25 of the work in 2 s, then 0.375 in 3 s; the first step counts in neither
+    assert seen == [None, None, pytest.approx(4.0), pytest.approx(3.0)]
 
 
 def test_a_rate_must_be_positive() -> None:
