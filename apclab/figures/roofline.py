@@ -176,14 +176,17 @@ def _roof(ladder: Ladder, widest: float) -> dict[str, Any]:
     ratio = _cache_to_dram(ladder)
     corner = widest if ratio is None else min(max(ratio, 1.0), widest)
     xs = [0.8, 1.0, corner, widest]
+    words = f"cache {times(corner)} DRAM" if ratio else NO_TEXT
+    # above the corner nothing is measured; where the corner is too far right, below the end
+    at_corner = 8 * corner < widest
     return {
         "type": "scatter",
         "x": xs,
         "y": [min(x, corner) for x in xs],
         "mode": "lines+text",
         "line": {"color": GREY, "width": 1.5},
-        "text": [*[NO_TEXT] * 3, f"cache {times(corner)} DRAM" if ratio else NO_TEXT],
-        "textposition": "bottom left",
+        "text": [*[NO_TEXT] * 2, *([words, NO_TEXT] if at_corner else [NO_TEXT, words])],
+        "textposition": "top right" if at_corner else "bottom left",
         "textfont": {"size": 11},
         "hoverinfo": "skip",
     }
