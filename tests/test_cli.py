@@ -450,7 +450,7 @@ def test_lab_serves_the_decode_lab(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(["lab", "--port", "8899", "--ip", "127.0.0.1"]) == 0
     ((program, command),) = started
     assert program == sys.executable
-    assert "--LabApp.default_url=/lab/tree/04_decode_lab.ipynb" in command
+    assert "--LabApp.default_url=/lab/tree/00_the_question.ipynb" in command
     assert {"--ServerApp.port=8899", "--ServerApp.ip=127.0.0.1"} <= set(command)
     assert "--allow-root" in command
     assert ("--no-browser" in command) == sys.platform.startswith("linux")
@@ -474,7 +474,7 @@ def test_lab_really_starts(tmp_path: Path) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as process:
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
-        said = any("/lab/tree/04_decode_lab.ipynb?token=" in line for line in lines)
+        said = any("/lab/tree/00_the_question.ipynb?token=" in line for line in lines)
         process.terminate()
         process.communicate(timeout=60)
     assert said

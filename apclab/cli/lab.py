@@ -11,7 +11,7 @@ import typer
 
 from apclab.cli.terminal import CommandError, stdout
 
-FIRST = "04_decode_lab.ipynb"
+FIRST = "00_the_question.ipynb"
 COPIES = Path("apclab-notebooks")
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -24,7 +24,7 @@ def lab(
         bool, typer.Option("--copy-only", help="Copy the notebooks, start nothing.")
     ] = False,
 ) -> None:
-    """Open JupyterLab on the decode lab."""
+    """Open JupyterLab on the first notebook, the question in 60 seconds."""
     folder = notebooks()
     if folder is None:
         folder = COPIES
