@@ -1,8 +1,10 @@
 """Notes on disk that outlive a kernel: a new panel can say that a run before it was cut short.
 
 Nobody tells a notebook why its kernel died, and the widgets in the page die with it. So a run
-leaves a note in Jupyter's runtime folder, takes it back when it ends in whatever way, and a new
-panel of the same notebook reads the notes of processes that are gone. Measures nothing.
+leaves a note in Jupyter's runtime folder, takes it back when it ends in whatever way, and new
+panels of the same notebook read the notes of processes that are gone, until the next run begins.
+An app of Voila leaves none: its visitors share a folder, and a reload is a visitor of its own.
+Measures nothing.
 """
 
 import json
@@ -53,66 +55,82 @@ class Note:
         self._file = Path(jupyter_runtime_dir(), f"apclab-run-{os.getpid()}.json")
 
     def begin(self, name: str, points: int) -> None:
-        """Say that a run of so many points began in the panel of that name."""
+        """Say that a run of so many points began in the panel of that name.
+
+        What earlier runs in this notebook left is forgotten.
+        """
+        if _is_app():
+            return
         process = psutil.Process()
-        note = {
-            "name": name,
-            "points": points,
-            "place": _place(),
-            "host": platform.node(),
-            "process": process.pid,
-            "born": process.create_time(),
-        }
         with suppress(OSError):
+            note = {
+                "name": name,
+                "points": points,
+                "place": _place(),
+                "host": platform.node(),
+                "process": process.pid,
+                "born": process.create_time(),
+            }
+            for file in [*_left_here(), self._file]:
+                _forget(file)
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._records().unlink(missing_ok=True)
             self._file.write_text(json.dumps(note), encoding="utf-8")
 
     def add(self, records: Sequence[Record]) -> None:
         """Keep the records of a point until the run has ended."""
         if self._file.exists():
             with suppress(OSError):
-                results.append(self._records(), records)
+                results.append(_records(self._file), records)
 
     def end(self) -> None:
         """The run ended and the process lives: there is nothing to say."""
-        for file in (self._file, self._records()):
-            with suppress(OSError):
-                file.unlink(missing_ok=True)
-
-    def _records(self) -> Path:
-        return self._file.with_suffix(".jsonl")
+        _forget(self._file)
 
 
 def cut_before() -> Cut | None:
-    """The last run in this notebook whose process is gone; it is told once, then forgotten."""
-    found = None
-    with suppress(OSError):
-        for file in sorted(Path(jupyter_runtime_dir()).glob("apclab-run-*.json")):
-            found = _read(file) or found
-    return found
+    """The last run in this notebook whose process is gone; None when a later one began."""
+    with suppress(OSError, ValueError):
+        if not _is_app() and (left := _left_here()):
+            return _read(left[-1])
+    return None
 
 
-def _read(file: Path) -> Cut | None:
+def _left_here() -> list[Path]:
+    """The notes of this notebook whose processes are gone, the newest last."""
+    files = Path(jupyter_runtime_dir()).glob("apclab-run-*.json")
+    return sorted(filter(_is_left, files), key=lambda file: file.stat().st_mtime)
+
+
+def _is_left(file: Path) -> bool:
     try:
         note = json.loads(file.read_text(encoding="utf-8"))
         here = note["place"] == _place() and note["host"] == platform.node()
-        if not here or _lives(note["process"], note["born"]):
-            return None
-        name, points = str(note["name"]), int(note["points"])
+        return bool(here and not _lives(note["process"], note["born"]))
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # half written, or not one of ours
-    rest = file.with_suffix(".jsonl")
+        return False  # half written, or not one of ours
+
+
+def _read(file: Path) -> Cut:
+    note = json.loads(file.read_text(encoding="utf-8"))
+    rest = _records(file)
     records, _ = results.load(rest) if rest.exists() else ([], [])
-    for done in (file, rest):
-        with suppress(OSError):
-            done.unlink(missing_ok=True)
     text = (
-        f"the kernel before this one ended (it died or was restarted) while {name} was measuring "
-        f"{points} points"
+        f"the kernel before this one ended (it died or was restarted) while {note.get('name')} was "
+        f"measuring {note.get('points')} points"
     )
     kept = f'; "overlay the run before" shows its {len(records)} records' if records else ""
     return Cut(text + (kept or ", before the first was done"), records)
+
+
+def _records(file: Path) -> Path:
+    """Where the records of a note's run are."""
+    return file.with_suffix(".jsonl")
+
+
+def _forget(file: Path) -> None:
+    for part in (file, _records(file)):
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def _lives(process: int, born: float) -> bool:
@@ -126,6 +144,11 @@ def _lives(process: int, born: float) -> bool:
         return False
     except psutil.Error:
         return True
+
+
+def _is_app() -> bool:
+    """Whether Voila runs this kernel."""
+    return os.environ.get("SERVER_SOFTWARE", "").startswith("voila")
 
 
 def _place() -> str:
