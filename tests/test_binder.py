@@ -45,6 +45,13 @@ def test_torch_is_the_cpu_build_of_the_tested_version() -> None:
     assert [line for line in _lines() if "index" in line] == [index]
 
 
+def test_the_pages_that_the_readme_links_are_there_and_served() -> None:
+    links = re.findall(r"urlpath=([\w./]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert [link.split("notebooks/")[0] for link in links] == ["lab/tree/", "voila/render/"]
+    assert all((ROOT / link[link.index("notebooks/") :]).is_file() for link in links)
+    assert "voila" in _lines()
+
+
 def test_the_package_comes_last() -> None:
     assert _lines()[-1] == "."
     (constraints,) = (line.split()[1] for line in _lines() if line.startswith("-c "))
