@@ -88,7 +88,6 @@ def paged_attention(numbers: dict[str, Any]) -> None:
     assert len(numbers["spills"]) >= (6 if has_triton else 0)
     assert not any(numbers["spills"])
     assert all(ratio >= 1.5 for ratio in numbers["ratio"])
-    assert numbers["records"] == 2
 
 
 CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
