@@ -10,14 +10,13 @@ FOR_GPU := $(shell { test -e /dev/nvidia0 || nvidia-smi -L 2>/dev/null | grep -q
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-all check stress marks notebooks clean
+.PHONY: help lab test test-all check marks notebooks clean
 
 help:
-	@echo "make lab       open JupyterLab on the decode lab (PORT=8888 to choose a port)"
+	@echo "make lab       open JupyterLab on the first notebook (PORT=8888 to choose a port)"
 	@echo "make test      every test but the slow ones, browser tests included"
-	@echo "make test-all  the slow tests too; a browser test that is skipped fails"
+	@echo "make test-all  make test, then the slow tests; a browser test that is skipped fails"
 	@echo "make check     ruff (lint and format, notebooks too) and mypy"
-	@echo "make stress    the panel under hurried users, other kernels and Voila; wants a quiet machine"
 	@echo "make marks     performance marks, one after the other"
 	@echo "make notebooks run the notebooks and write their outputs and the README's figure"
 	@echo "make clean     remove .venv, builds and caches"
@@ -26,18 +25,18 @@ lab: .venv/.lab $(FOR_GPU)
 	@$(BIN)/apclab lab $(if $(PORT),--port $(PORT))
 
 test: .venv/.test .venv/.torch
-	$(PYTEST) -n 2 -m "not slow and not mark and not stress"
+	$(PYTEST) -n 2 -m "not slow and not mark"
 
-test-all: .venv/.test .venv/.torch
-	$(PYTEST) -n 2 -m "not mark and not stress" -p tests.no_skipped_browser
+# for the tests of `make test`, too; those that drive a browser for minutes run one after the other
+test-all: PYTEST += -p tests.no_skipped_browser
+test-all: test
+	$(PYTEST) -n 2 -m "slow and not browser"
+	$(PYTEST) tests/browser -p no:xdist -m slow
 
 check: .venv/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-
-stress: .venv/.test .venv/.torch
-	$(PYTEST) tests/browser -p no:xdist -m stress -p tests.no_skipped_browser
 
 marks: .venv/.test .venv/.torch
 	$(PYTEST) tests/marks -p no:xdist -m mark -s

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, sync_playwright
 
 from tests import notebooks
 from tests.browser import servers
-from tests.browser.lab import PICTURES, Lab
+from tests.browser.lab import Lab, look
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = [
@@ -56,9 +56,9 @@ def browser_page() -> Iterator[Page]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         try:
             page = browser.new_page(viewport={"width": 1600, "height": 1300})
-            yield page
-            # what was there last, also when the test failed
-            PICTURES.mkdir(exist_ok=True)
-            page.screenshot(path=PICTURES / "last.png")
+            try:
+                yield page
+            finally:  # what was there last, also when the test failed
+                look(page, "last.png")
         finally:
             browser.close()

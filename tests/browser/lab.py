@@ -17,12 +17,12 @@ PICTURES = Path(__file__).resolve().parents[2] / "artifacts"
 # x and y of a case's medians as the page has them, and the heat map of readers
 _TRACES = """() => {
   const figure = document.querySelector('.apclab-lab .js-plotly-plot');
-  if (!figure || !figure.data || !figure.data.length) return null;
+  const map = figure && figure.data && figure.data.find(trace => trace.type === 'heatmap');
+  if (!map) return null;
   const traces = {};
   for (const trace of figure.data)
     if (trace.type === 'scatter' && trace.name && trace.yaxis === 'y2')
       traces[trace.name] = {x: Array.from(trace.x || []), y: Array.from(trace.y || [])};
-  const map = figure.data.find(trace => trace.type === 'heatmap');
   return {traces, readers: map.z.map(row => Array.from(row)),
           titles: figure.layout.annotations.map(note => note.text)};
 }"""
@@ -34,33 +34,48 @@ class Lab:
     Args:
         url: of the notebook, token included.
         runtime: folder with the connection files of kernels.
+        file: the notebook on disk.
     """
 
-    def __init__(self, url: str, runtime: Path) -> None:
-        self.url = url
+    def __init__(self, url: str, runtime: Path, file: Path) -> None:
+        self.url, self.file = url, file
         self._runtime = runtime
 
     def open_and_run_all(self, page: Page) -> None:
         """Open the notebook, run all cells, wait for the panel."""
         page.goto(self.url)
-        idle = page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]")
-        idle.wait_for(timeout=60_000)
-        # asked too early, JupyterLab wants to know which kernel to take, and then runs nothing
+        # the page shows an idle kernel before there is one
+        until(lambda: [*self._runtime.rglob("kernel-*.json")], "a kernel", 120)
+        self.ask("1")
+        page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for(timeout=120_000)
         question = page.locator(".jp-Dialog button.jp-mod-accept")
-        page.add_locator_handler(question, lambda button: button.click())
-        started = page.locator(".jp-InputPrompt").filter(has_text=re.compile(r"\[[0-9*]+\]"))
+        # a saved notebook has prompts with numbers before anything has run
+        runs = page.locator(".jp-InputPrompt").filter(has_text=re.compile(r"\[\*\]"))
+        there = page.locator(".apclab-lab")
         for _ in range(5):
-            page.locator(".lm-MenuBar-itemLabel", has_text="Run").first.click()
-            page.locator(".lm-Menu-itemLabel", has_text="Run All Cells").first.click()
-            page.wait_for_timeout(1500)
-            if started.count():
+            self.choose(page, "Run", "Run All Cells")
+            until(lambda: runs.count() or there.count() or question.count(), "a cell to run", 120)
+            if not question.count():
                 break
+            # asked too early, it wants to know which kernel to take, and then runs nothing
+            question.first.click()
+            until(lambda: not question.count(), "the question to go")
         self.wait_for_figure(page)
 
+    def choose(self, page: Page, menu: str, item: str) -> None:
+        """Choose an item of a menu of JupyterLab."""
+        page.locator(".lm-MenuBar-itemLabel", has_text=menu).first.click()
+        page.locator(".lm-Menu-itemLabel", has_text=item).first.click()
+
     def wait_for_figure(self, page: Page) -> None:
-        """Wait until the first panel's figure is there, with its traces."""
-        self.figure(page).wait_for(timeout=60_000)
-        until(lambda: page.evaluate(_TRACES) is not None, "the traces")
+        """Wait until the first panel's figure is there, with its traces.
+
+        anywidget gives up a model whose module does not load within 2 s: on a machine that is
+        busy enough the figure stays as it was opened, without traces.
+        """
+        self.figure(page).wait_for(timeout=120_000)
+        what = "the traces; did the module of the figure take anywidget more than 2 s to load?"
+        until(lambda: page.evaluate(_TRACES) is not None, what)
 
     def figure(self, page: Page) -> Locator:
         """The page of pictures, of the first panel."""
@@ -115,6 +130,25 @@ class Lab:
         assert reply["content"]["status"] == "ok", reply["content"]
 
     @contextmanager
+    def busy(self) -> Iterator[None]:
+        """A cell is busy in the kernel's main thread for as long as the block takes."""
+        begun, over = self._runtime / "busy-begun", self._runtime / "busy-over"
+        for file in (begun, over):
+            file.unlink(missing_ok=True)
+        code = (
+            "import pathlib, time\n"
+            f"pathlib.Path({str(begun)!r}).touch()\n"
+            f"while not pathlib.Path({str(over)!r}).exists():\n"
+            "    time.sleep(0.05)"
+        )
+        self.execute(code, wait=False)
+        try:
+            until(begun.exists, "the busy cell", 60)
+            yield
+        finally:
+            over.touch()
+
+    @contextmanager
     def _client(self) -> Iterator[BlockingKernelClient]:
         """A connection to the newest kernel: with Voila each page load has its own."""
         files = sorted(self._runtime.rglob("kernel-*.json"), key=lambda file: file.stat().st_mtime)
@@ -127,10 +161,16 @@ class Lab:
             client.stop_channels()
 
 
-def until(condition: Any, what: str, seconds: float = 30) -> float:
+def until(condition: Any, what: str, seconds: float = 60) -> float:
     """Wait for a condition; seconds that it took."""
     start = time.monotonic()
     while not condition():
         assert time.monotonic() - start < seconds, f"waited {seconds} s for {what}"
         time.sleep(0.1)
     return time.monotonic() - start
+
+
+def look(what: Page | Locator, name: str) -> None:
+    """Keep a screenshot for people."""
+    PICTURES.mkdir(exist_ok=True)
+    what.screenshot(path=PICTURES / name)

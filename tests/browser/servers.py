@@ -53,7 +53,7 @@ def jupyterlab(folder: Path, notebook: Any, *, before: str = "") -> Iterator[Lab
         return None
 
     with _served(command, work, before, address) as url:
-        yield Lab(url, runtime)
+        yield Lab(url, runtime, work / "lab.ipynb")
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def voila(folder: Path, notebook: Any) -> Iterator[Lab]:
         f"--Voila.connection_dir_root={runtime}",
     ]
     with _served(command, work, "", address) as found:
-        yield Lab(found, runtime)
+        yield Lab(found, runtime, work / "lab.ipynb")
 
 
 @contextmanager
@@ -104,27 +104,41 @@ def _served(
         "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
     }
     log = folder / "server.log"
-    with log.open("w") as output:
-        server = subprocess.Popen(
-            [sys.executable, *command],
-            cwd=work,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+
+    def start() -> "subprocess.Popen[bytes]":
+        with log.open("a") as output:
+            return subprocess.Popen(
+                [sys.executable, *command],
+                cwd=work,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    server = start()
+    try:
         try:
-            yield _wait(server, address, log)
-        finally:
-            server.terminate()
-            try:
-                server.wait(10)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+            found = _wait(server, address, log)
+        except RuntimeError:  # a busy machine; a start that fails twice is no accident
+            _stop(server)
+            server = start()
+            found = _wait(server, address, log)
+        yield found
+    finally:
+        _stop(server)
+
+
+def _stop(server: "subprocess.Popen[bytes]") -> None:
+    server.terminate()
+    try:
+        server.wait(10)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
 
 
 def _wait(server: "subprocess.Popen[bytes]", address: Callable[[], str | None], log: Path) -> str:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while time.monotonic() < end and server.poll() is None:
         if found := address():
             return found

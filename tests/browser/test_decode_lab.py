@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import Page
 
-from tests.browser.lab import PICTURES, Lab, until
+from tests.browser.lab import Lab, look, until
 
 TIMES = "[[r['case'], r['workload']['cache_hit'], r['p50_us']] for r in lab.records]"
 
@@ -50,6 +50,7 @@ def test_move_run_cancel_run_again(lab: Lab, page: Page) -> None:
         page.set_viewport_size({"width": width, "height": 1300})
         page.wait_for_timeout(800)
         assert_figure_fits(lab, page)
+        page.locator(".apclab-lab").first.scroll_into_view_if_needed()
         look(page, f"lab-light-{width}.png")
 
     # a reload shows the present figure, not the first one; in the dark theme too
@@ -63,6 +64,7 @@ def test_move_run_cancel_run_again(lab: Lab, page: Page) -> None:
     for width in (1000, 1600):
         page.set_viewport_size({"width": width, "height": 1300})
         page.wait_for_timeout(800)
+        page.locator(".apclab-lab").first.scroll_into_view_if_needed()
         look(page, f"lab-dark-{width}.png")
 
 
@@ -84,13 +86,6 @@ def assert_figure_fits(lab: Lab, page: Page) -> None:
     assert outer is not None
     assert inner["x"] >= outer["x"] - 1
     assert inner["x"] + inner["width"] <= outer["x"] + outer["width"] + 1
-
-
-def look(page: Page, name: str) -> None:
-    """Keep a screenshot of the panel for people."""
-    PICTURES.mkdir(exist_ok=True)
-    page.locator(".apclab-lab").first.scroll_into_view_if_needed()
-    page.screenshot(path=PICTURES / name)
 
 
 def use_dark_theme(page: Page) -> None:
