@@ -7,15 +7,18 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # the lab needs torch only where there is a GPU; without one it would be gigabytes for nothing
 FOR_GPU := $(shell { test -e /dev/nvidia0 || nvidia-smi -L 2>/dev/null | grep -q GPU; } && echo .venv/.torch)
-PYTEST := $(BIN)/python -m pytest
+# more options for pytest, from the command line
+OPTIONS ?=
+PYTEST = $(BIN)/python -m pytest $(OPTIONS)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-all check marks notebooks clean
+.PHONY: help lab test test-all slow check marks notebooks clean
 
 help:
 	@echo "make lab       open JupyterLab on the first notebook (PORT=8888 to choose a port)"
 	@echo "make test      every test but the slow ones, browser tests included"
-	@echo "make test-all  make test, then the slow tests; a browser test that is skipped fails"
+	@echo "make test-all  make test, then make slow; a browser test that is skipped fails"
+	@echo "make slow      the slow tests alone"
 	@echo "make check     ruff (lint and format, notebooks too) and mypy"
 	@echo "make marks     performance marks, one after the other"
 	@echo "make notebooks run the notebooks and write their outputs and the README's figure"
@@ -27,9 +30,11 @@ lab: .venv/.lab $(FOR_GPU)
 test: .venv/.test .venv/.torch
 	$(PYTEST) -n 2 -m "not slow and not mark"
 
-# for the tests of `make test`, too; those that drive a browser for minutes run one after the other
-test-all: PYTEST += -p tests.no_skipped_browser
-test-all: test
+test-all: OPTIONS += -p tests.no_skipped_browser
+test-all: test slow
+
+# those that drive a browser for minutes run one after the other
+slow: .venv/.test .venv/.torch
 	$(PYTEST) -n 2 -m "slow and not browser"
 	$(PYTEST) tests/browser -p no:xdist -m slow
 
