@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apclab_kernels import cpu_decode
+from apclab_kernels import cpu_cut, cpu_decode
 
 from tests.kernel_cases import DTYPES, Case, assert_exact, truth_of
 
@@ -89,11 +89,12 @@ def test_nan_in_a_key_spoils_its_head() -> None:
 def test_tasks_cover_the_launch_and_feed_the_threads(
     batch: int, num_kv_heads: int, threads: int, order: Any
 ) -> None:
-    tasks = cpu_decode.cut(order, batch, num_kv_heads, 310, 256, threads)
+    tasks = cpu_cut.cut(order, batch, num_kv_heads, 310, 256, threads)
     head_tasks = -(-num_kv_heads // tasks.heads_per_task)
-    request_tasks = -(-batch // tasks.requests_per_task)
+    request_tasks = -(-batch * tasks.parts // tasks.requests_per_task)
     assert 1 <= tasks.heads_per_task <= num_kv_heads
-    assert 1 <= tasks.requests_per_task <= batch
+    assert 1 <= tasks.requests_per_task <= batch * tasks.parts
+    assert tasks.parts == 1 or batch * num_kv_heads < 4 * threads
     assert head_tasks * request_tasks >= min(threads, batch * num_kv_heads) / 2
     assert tasks.head_first == (order == "head")
 

@@ -7,19 +7,23 @@ requests in bundles, token tile by token tile, as thread blocks that run side by
 the requests of a bundle share is still near when the next of them reads it.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 from numba import njit, prange
 
+from apclab_kernels import cpu_merge
 from apclab_kernels.cpu_cache import drop_stale
+from apclab_kernels.cpu_cut import Tasks, cut, number_of_tasks, split_tables, task_range
 from apclab_kernels.cpu_element import bits
 from apclab_kernels.cpu_tile import (
     FASTMATH,
+    LN_2,
     TILE,
     dot,
     give_out,
+    give_state,
     score_tile,
     take_query,
     weigh,
@@ -34,8 +38,6 @@ LOG2_E = float(np.log2(np.e))
 # requests side by side: 1, 2, 4 and 8 gave 11.7, 10.9, 10.6 and 10.5 ms for issue 4860 with shared
 # blocks, and 27 ms with private ones in all four
 BUNDLE = 4
-# keys and values of one sequence that a head-ordered task keeps in hand: half of a 2 MiB L2
-HEAD_RUN_BYTES = 2**20
 
 
 @njit(fastmath=FASTMATH, cache=True)
@@ -84,31 +86,14 @@ def row_starts(rows, i, table, n, block_size, strides):
             rows[i + t] = start + (t - b * block_size) * strides[1]
 
 
-@njit(cache=True)
-def number_of_tasks(tasks, batch, kv_heads):
-    """Tasks of a launch; see `Tasks`."""
-    requests_per_task, heads_per_task, _ = tasks
-    return -(-batch // requests_per_task) * -(-kv_heads // heads_per_task)
-
-
-@njit(cache=True)
-def task_range(task, tasks, batch, kv_heads):
-    """Which requests and which KV heads a task has: first, last, lo, hi."""
-    requests_per_task, heads_per_task, head_first = tasks
-    request_tasks = -(-batch // requests_per_task)
-    head_tasks = -(-kv_heads // heads_per_task)
-    if head_first:
-        head_task, request_task = task // request_tasks, task % request_tasks
-    else:
-        request_task, head_task = task // head_tasks, task % head_tasks
-    first, lo = request_task * requests_per_task, head_task * heads_per_task
-    return first, min(first + requests_per_task, batch), lo, min(lo + heads_per_task, kv_heads)
-
-
 @njit(parallel=True, fastmath=FASTMATH, cache=True)
-def _decode(query, k, v, tables, lens, out, lse, shape, scale, block_size, strides, tasks):
+def _decode(
+    query, k, v, tables, lens, out, lse, shape, scale, block_size, strides, tasks,
+    acc_of, lse_of, slots,
+):  # fmt: skip
     batch, num_heads, size, group = shape
     kv_heads = num_heads // group
+    parts, first_slot, num_slots = slots  # a row of the tables is a part of a request
     longest = (lens.max() // WIDTH + 1) * WIDTH  # scores are filled up to whole vectors
     for task in prange(number_of_tasks(tasks, batch, kv_heads)):
         first, last, lo, hi = task_range(task, tasks, batch, kv_heads)
@@ -123,7 +108,7 @@ def _decode(query, k, v, tables, lens, out, lse, shape, scale, block_size, strid
             end = min(start + BUNDLE, last)
             for i in range((end - start) * count):
                 r, head = start + i // count, lo * group + i % count
-                take_query(query, (r * num_heads + head) * size, size, scale, q, i * size)
+                take_query(query, (r // parts * num_heads + head) * size, size, scale, q, i * size)
             for r in range(start, end):
                 row_starts(rows, (r - start) * longest, tables[r], lens[r], block_size, strides)
             _attend(
@@ -132,8 +117,13 @@ def _decode(query, k, v, tables, lens, out, lse, shape, scale, block_size, strid
             )  # fmt: skip
             for i in range((end - start) * count):
                 r, head = start + i // count, lo * group + i % count
-                give_out(acc, i * size, size, inverse[i], out, (r * num_heads + head) * size)
-                lse[r * num_heads + head] = sums[i]
+                at = r // parts * num_heads + head
+                if num_slots == 0:
+                    give_out(acc, i * size, size, inverse[i], out, at * size)
+                    lse[at] = sums[i] * LN_2
+                else:
+                    at = at * num_slots + first_slot + r % parts
+                    lse_of[at] = give_state(acc, i * size, size, sums[i], inverse[i], acc_of, at)
 
 
 def set_threads(threads: int | None = None) -> int:
@@ -153,48 +143,17 @@ def set_threads(threads: int | None = None) -> int:
     return int(numba.get_num_threads())
 
 
-class Tasks(NamedTuple):
-    """How a launch is cut into tasks."""
-
-    requests_per_task: int
-    heads_per_task: int
-    head_first: bool
-
-
-def cut(
-    order: str, batch: int, num_kv_heads: int, longest: int, row_bytes: int, threads: int
-) -> Tasks:
-    """Choose the tasks of a launch from its shape.
-
-    Request order gives each thread one run of requests with all their heads, or fewer heads where
-    the requests do not feed the threads. Head order hands out as many heads as keep keys and values
-    of the longest sequence within HEAD_RUN_BYTES, so that the next bundle finds a shared prefix in
-    the L2, and splits the requests where the heads do not feed the threads.
-
-    Args:
-        order: "request" or "head".
-        batch: requests.
-        num_kv_heads: heads of the cache.
-        longest: tokens of the longest sequence.
-        row_bytes: bytes of one key of one head.
-        threads: threads that share the work.
-    """
-    if order == "request":
-        head_tasks = min(num_kv_heads, -(-2 * threads // batch))
-        return Tasks(-(-batch // min(batch, threads)), -(-num_kv_heads // head_tasks), False)
-    fitting = max(1, HEAD_RUN_BYTES // max(1, 2 * longest * row_bytes))
-    # a whole number of tasks for each thread, of equal size
-    rounds = -(-num_kv_heads // (fitting * threads))
-    heads = -(-num_kv_heads // min(num_kv_heads, rounds * threads))
-    head_tasks = -(-num_kv_heads // heads)
-    request_tasks = min(batch, -(-threads // head_tasks))
-    return Tasks(-(-batch // request_tasks), heads, True)
-
-
 def strides_of(cache: Elements, layout: str) -> tuple[int, int, int]:
     """Elements from block to block, token to token and head to head of a contiguous cache."""
     _, n, m, size = cache.shape
     return (n * m * size, m * size, size) if layout == "NHD" else (n * m * size, size, m * size)
+
+
+class Bound(NamedTuple):
+    """What `run` needs: the kernel's arguments, and the merge's where sequences are split."""
+
+    decode: tuple[object, ...]
+    merge: tuple[object, ...] | None
 
 
 def bind(
@@ -209,34 +168,91 @@ def bind(
     scale: float,
     layout: str = "NHD",
     order: str = "request",
-) -> tuple[object, ...]:
+    parts: int | None = None,
+) -> Bound:
     """Arguments for `run`: everything that need not be done again at each call.
 
     Shapes and dtypes as in `reference.paged_attention_decode`; all arrays C-contiguous. `out` has
-    the dtype of the query, lse is float32 [batch, num_heads].
+    the dtype of the query, lse is float32 [batch, num_heads]. `parts` splits each sequence; None
+    leaves it to `cut`. Tables and lengths are taken as they are now.
     """
-    batch, num_heads, size = query.shape
+    tasks = _cut(len(query), key_cache, seq_lens, layout, order, parts)
+    states = None
+    if tasks.parts > 1:
+        batch, num_heads, size = query.shape
+        states = cpu_merge.no_states(batch, num_heads, tasks.parts, size)
+    step = (query, key_cache, value_cache, block_tables, seq_lens)
+    decode = _arguments(step, (out, lse), states, 0, scale, layout, tasks)
+    return Bound(decode, None if states is None else cpu_merge.bind(states, out, lse))
+
+
+def bind_states(
+    query: Elements,
+    key_cache: Elements,
+    value_cache: Elements,
+    block_tables: Int32,
+    seq_lens: Int32,
+    states: cpu_merge.States,
+    slot: int,
+    *,
+    scale: float,
+    layout: str = "NHD",
+    order: str = "request",
+    parts: int = 1,
+) -> Bound:
+    """Arguments for `run` that leave partial states, in slots slot to slot + parts of each head.
+
+    Other slots stay as they are; `cpu_merge` puts them together. The rest is as in `bind`.
+    """
+    tasks = _cut(len(query), key_cache, seq_lens, layout, order, parts)
+    nowhere = (np.empty(0, query.dtype), np.empty(0, np.float32))
+    step = (query, key_cache, value_cache, block_tables, seq_lens)
+    return Bound(_arguments(step, nowhere, states, slot, scale, layout, tasks), None)
+
+
+def _cut(
+    batch: int, key_cache: Elements, seq_lens: Int32, layout: str, order: str, parts: int | None
+) -> Tasks:
+    num_kv_heads = key_cache.shape[2 if layout == "NHD" else 1]
+    row_bytes = key_cache.shape[-1] * key_cache.itemsize
+    longest = int(seq_lens.max(initial=0))
+    return cut(order, batch, num_kv_heads, longest, row_bytes, numba.get_num_threads(), parts)
+
+
+def _arguments(
+    step: tuple[Any, ...],
+    into: tuple[Elements, Elements],
+    states: cpu_merge.States | None,
+    slot: int,
+    scale: float,
+    layout: str,
+    tasks: Tasks,
+) -> tuple[object, ...]:
+    query, key_cache, value_cache, block_tables, seq_lens = step
+    _, num_heads, size = query.shape
     num_kv_heads = key_cache.shape[2 if layout == "NHD" else 1]
     block_size = key_cache.shape[1 if layout == "NHD" else 2]
-    tasks = cut(
-        order,
-        batch,
-        num_kv_heads,
-        int(seq_lens.max(initial=0)),
-        size * key_cache.itemsize,
-        numba.get_num_threads(),
-    )
-    flat = [bits(array).reshape(-1) for array in (query, key_cache, value_cache, out)]
+    if tasks.parts > 1:
+        block_tables, seq_lens = split_tables(block_tables, seq_lens, block_size, tasks.parts)
+    if states is None:
+        acc_of = lse_of = np.empty(0, np.float32)
+        slots = (1, 0, 0)
+    else:
+        acc_of, lse_of = states.acc.reshape(-1), states.lse.reshape(-1)
+        slots = (tasks.parts, slot, states.lse.shape[2])
+    flat = [bits(array).reshape(-1) for array in (query, key_cache, value_cache, into[0])]
     return (
-        *flat[:3], block_tables, seq_lens, flat[3], lse.reshape(-1),
-        (batch, num_heads, size, num_heads // num_kv_heads), np.float32(scale * LOG2_E),
-        block_size, strides_of(key_cache, layout), tuple(tasks),
+        *flat[:3], block_tables, seq_lens, flat[3], into[1].reshape(-1),
+        (len(seq_lens), num_heads, size, num_heads // num_kv_heads), np.float32(scale * LOG2_E),
+        block_size, strides_of(key_cache, layout), tuple(tasks)[:3], acc_of, lse_of, slots,
     )  # fmt: skip
 
 
-def run(arguments: tuple[object, ...]) -> None:
-    """Launch the kernel once: fills the `out` and `lse` that were bound."""
-    _decode(*arguments)
+def run(bound: Bound) -> None:
+    """Launch the kernel once: fills the `out` and `lse`, or the states, that were bound."""
+    _decode(*bound.decode)
+    if bound.merge is not None:
+        cpu_merge.run(bound.merge)
 
 
 drop_stale(_decode)

@@ -12,14 +12,8 @@ from numba import njit, prange
 from numpy.typing import NDArray
 
 from apclab_kernels.cpu_cache import drop_stale
-from apclab_kernels.cpu_decode import (
-    BUNDLE,
-    cut,
-    number_of_tasks,
-    row_starts,
-    strides_of,
-    task_range,
-)
+from apclab_kernels.cpu_cut import cut, number_of_tasks, split_tables, task_range
+from apclab_kernels.cpu_decode import BUNDLE, row_starts, strides_of
 from apclab_kernels.cpu_tile import TILE
 from apclab_kernels.cpu_vector import WIDTH, load, store, xor, zeros
 from apclab_kernels.reference import Elements, Int32
@@ -138,13 +132,15 @@ def bind_touch(
     num_kv_heads = key_cache.shape[2 if layout == "NHD" else 1]
     longest = int(seq_lens.max(initial=0))
     tasks = cut(order, len(seq_lens), num_kv_heads, longest, row_bytes, numba.get_num_threads())
+    if tasks.parts > 1:
+        block_tables, seq_lens = split_tables(block_tables, seq_lens, block_size, tasks.parts)
     words = 4 // key_cache.itemsize  # elements in a float32
     k, v = (cache.reshape(-1).view(np.float32) for cache in (key_cache, value_cache))
     strides = tuple(stride // words for stride in strides_of(key_cache, layout))
-    seen = np.empty(number_of_tasks(tuple(tasks), len(seq_lens), num_kv_heads), np.float32)
+    seen = np.empty(number_of_tasks(tuple(tasks)[:3], len(seq_lens), num_kv_heads), np.float32)
     return (
         k, v, block_tables, seq_lens, num_kv_heads, size // words, block_size, strides,
-        tuple(tasks), seen,
+        tuple(tasks)[:3], seen,
     )  # fmt: skip
 
 

@@ -22,6 +22,8 @@ from apclab_kernels.cpu_vector import (
 # sums may be reordered so that they vectorise; NaN and infinity keep their meaning
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 ONE = np.float32(1.0)
+ZERO = np.float32(0.0)
+LOWEST = np.float32(-3e38)
 LN_2 = np.float32(np.log(2.0))
 TILE = 8  # rows side by side: eight streams of memory in flight
 # the head size that unrolls the inner loops; a typed constant, since each literal integer would
@@ -50,6 +52,21 @@ def give_out(acc, i, size, factor, out, at):
         store_halves(out, at + d, first, second)
     for d in range(whole, size):
         out[at + d] = narrow(out, acc[i + d] * factor)
+
+
+@njit(fastmath=FASTMATH, cache=True)
+def give_state(acc, i, size, lse, factor, states, at):
+    """State number `at` of a flat array = acc[i : i + size] * factor, in the order it has.
+
+    Returns:
+        The state's log-sum-exp: -inf where all weights are 0.
+    """
+    whole = size - size % WIDTH
+    for d in range(0, whole, WIDTH):
+        store(states, at * size + d, fma(load(acc, i + d), splat(factor), zeros()))
+    for d in range(whole, size):
+        states[at * size + d] = acc[i + d] * factor
+    return np.float32(-np.inf) if factor == np.float32(np.inf) else lse
 
 
 @njit(fastmath=FASTMATH, cache=True)
@@ -146,17 +163,18 @@ def weights_of(scores, i, n):
     """Turn n base-2 scores from i on into weights, in place.
 
     Returns:
-        Their log-sum-exp in base e, and 1 / their sum: whoever uses the weights divides by it.
+        The logarithm to base 2 of their sum, and 1 / their sum: whoever uses the weights divides
+        by it. Where all scores are -inf: NaN and infinity, as 0 / 0 is for the reference.
     """
     if n == 0:
         return np.float32(-np.inf), np.float32(0.0)
-    top = scores[i]
+    top = LOWEST
     whole = n - n % WIDTH
     if whole > 0:
         tops = load(scores, i)
         for t in range(WIDTH, whole, WIDTH):
             tops = maximum(tops, load(scores, i + t))
-        top = largest(tops)
+        top = max(top, largest(tops))
     for t in range(whole, n):
         top = max(top, scores[i + t])
     # the last vector is filled up with scores whose weight is 0
@@ -169,4 +187,6 @@ def weights_of(scores, i, n):
         store(scores, i + t, weights)
         sums = fma(weights, splat(ONE), sums)
     summed = total(sums)
-    return (top + np.log2(summed)) * LN_2, ONE / summed
+    if summed == ZERO:
+        return np.float32(np.nan), np.float32(np.inf)
+    return top + np.log2(summed), ONE / summed
