@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -70,6 +71,35 @@ def low(_typing: Any, array: Any, index: Any) -> Any:
 def high(_typing: Any, array: Any, index: Any) -> Any:
     """Widen the other half of the 32 elements at index; see `low`."""
     return _half(array, high=True)
+
+
+def _prefetch(array: Any, types_of: tuple[int, ...]) -> Any:
+    """Code that asks for the lines of 32 elements if their width in bits is among these."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        if array.dtype.bitwidth in types_of:
+            byte = ir.IntType(8).as_pointer()
+            kind = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
+            function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+            pointer = builder.bitcast(pointer_to(context, builder, array, *args), byte)
+            for line in range(0, CHUNK * array.dtype.bitwidth // 8, 64):
+                at = builder.gep(pointer, [ir.Constant(ir.IntType(64), line)])
+                builder.call(function, [at, I32(0), I32(3), I32(1)])  # to read, into L1, data
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), codegen
+
+
+@intrinsic
+def prefetch(_typing: Any, array: Any, index: Any) -> Any:
+    """Ask for the cache lines of the 32 elements at index; any index will do."""
+    return _prefetch(array, (16, 32))
+
+
+@intrinsic
+def prefetch_narrow(_typing: Any, array: Any, index: Any) -> Any:
+    """As `prefetch`, for 16-bit elements; nothing for float32, whose loads leave no room for it."""
+    return _prefetch(array, (16,))
 
 
 @intrinsic

@@ -144,35 +144,74 @@ def subtract(_typing: Any, a: Any, b: Any) -> Any:
     return vector(a, b), lambda _c, builder, _s, args: builder.fsub(*args)
 
 
-def _add_neighbours(builder: Any, a: Any, b: Any) -> Any:
-    """Sums of neighbours: eight of a, then eight of b."""
-    even, odd = (ir.Constant(I32X16, list(range(i, 2 * WIDTH, 2))) for i in (0, 1))
-    return builder.fadd(builder.shuffle_vector(a, b, even), builder.shuffle_vector(a, b, odd))
+def _add_shuffled(builder: Any, a: Any, b: Any, first: list[int], second: list[int]) -> Any:
+    """Elements `first` of a and b side by side plus elements `second`."""
+    picked = [
+        builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
+        for lanes in (first, second)
+    ]
+    return builder.fadd(*picked)
+
+
+def _by_quarter(of_first: list[int]) -> list[int]:
+    """The same choice in each quarter of four; 16 and more is the second vector's."""
+    return [quarter + lane for quarter in range(0, WIDTH, 4) for lane in of_first]
+
+
+def _total_four(builder: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """Sums of a, b, c, d quarter by quarter: those of the first quarters, the second, ..."""
+    low, high = _by_quarter([0, 16, 1, 17]), _by_quarter([2, 18, 3, 19])
+    x, y = _add_shuffled(builder, a, b, low, high), _add_shuffled(builder, c, d, low, high)
+    low, high = _by_quarter([0, 1, 16, 17]), _by_quarter([2, 3, 18, 19])
+    return _add_shuffled(builder, x, y, low, high)
+
+
+def _quarters(*numbers: int) -> list[int]:
+    return [4 * number + lane for number in numbers for lane in range(4)]
 
 
 @intrinsic
-def store_totals(_typing: Any, array: Any, index: Any, *rows: Any) -> Any:
-    """Write the sum of each of eight vectors to array[index : index + 8] of a float32 array.
+def store_totals(_typing: Any, array: Any, index: Any, stride: Any, *rows: Any) -> Any:
+    """Write the sums of vectors, four side by side: 8 at index, or 16 at index + 0 to 3 * stride.
 
-    Neighbours are added three times over, all rows at once: 24 instructions, where eight sums one
-    by one take 64.
+    Sums of four are made in 9 instructions that stay within quarters of a vector, which every
+    machine has; then quarters are added. Sums one by one take 8 each.
     """
 
     def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        pointer = pointer_to(context, builder, array, args[0], args[1])
-        sums = [builder.extract_value(args[2], i) for i in range(8)]
-        while len(sums) > 1:
-            sums = [
-                _add_neighbours(builder, a, b) for a, b in zip(sums[::2], sums[1::2], strict=True)
-            ]
-        done = _add_neighbours(builder, sums[0], sums[0])
-        eight = ir.VectorType(F32, 8)
-        first = ir.Constant(ir.VectorType(I32, 8), list(range(8)))
-        done = builder.shuffle_vector(done, done, first)
-        builder.store(done, builder.bitcast(pointer, eight.as_pointer()), align=4)
+        vectors = [builder.extract_value(args[3], i) for i in range(len(rows))]
+        fours = [_total_four(builder, *vectors[i : i + 4]) for i in range(0, len(rows), 4)]
+        twos = [
+            _add_shuffled(builder, a, b, _quarters(0, 1, 4, 5), _quarters(2, 3, 6, 7))
+            for a, b in zip(fours[::2], fours[1::2], strict=True)
+        ]
+        a, b = (twos[0], twos[-1])
+        last = (0, 2) if len(rows) == 8 else (0, 2, 4, 6)
+        done = _add_shuffled(builder, a, b, _quarters(*last), _quarters(*(i + 1 for i in last)))
+        if len(rows) == 8:
+            pointer = pointer_to(context, builder, array, args[0], args[1])
+            builder.store(done, builder.bitcast(pointer, done.type.as_pointer()), align=4)
+            return context.get_dummy_value()
+        at = args[1]
+        for i in range(4):
+            four = ir.Constant(ir.VectorType(I32, 4), _quarters(i))
+            piece = builder.shuffle_vector(done, done, four)
+            pointer = pointer_to(context, builder, array, args[0], at)
+            builder.store(piece, builder.bitcast(pointer, piece.type.as_pointer()), align=4)
+            at = builder.add(at, args[2])
         return context.get_dummy_value()
 
-    return types.void(array, types.intp, types.StarArgTuple(rows)), codegen
+    return types.void(array, types.intp, types.intp, types.StarArgTuple(rows)), codegen
+
+
+@intrinsic
+def number_at(_typing: Any, array: Any, index: Any) -> Any:
+    """array[index] without numba's look for negative indices."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.load(pointer_to(context, builder, array, *args))
+
+    return array.dtype(array, types.intp), codegen
 
 
 def _call(builder: Any, name: str, *vectors: Any) -> Any:
