@@ -1,25 +1,23 @@
 """Misuse of the pool raises and changes nothing; a broken pool says what is broken."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from apclab.blocks import BlockPool
-
-
-def snapshot(pool: BlockPool) -> Any:
-    state = copy.deepcopy(vars(pool))
-    return state | {"_keys": vars(state["_keys"])}, pool.free_queue()
-
+from tests.test_blocks import snapshot
 
 MISUSE: list[tuple[Callable[[BlockPool], object], type[Exception], str]] = [
-    (lambda p: p.allocate_slots("live", [1]), ValueError, "request_id must be new, 'live' is live"),
-    (lambda p: p.free("x"), ValueError, "request_id must be one of 1 live, got 'x'"),
+    (
+        lambda p: p.allocate_slots("live", [1]),
+        ValueError,
+        "request_id must be new, 'live' is known",
+    ),
+    (lambda p: p.free("x"), ValueError, "request_id must be one of 1 known, got 'x'"),
     (lambda p: p.append_tokens("x", [1]), ValueError, "request_id must be one of 1 live, got 'x'"),
-    (lambda p: p.block_ids("x"), ValueError, "request_id must be one of 1 live, got 'x'"),
-    (lambda p: p.num_tokens("x"), ValueError, "request_id must be one of 1 live, got 'x'"),
+    (lambda p: p.block_ids("x"), ValueError, "request_id must be one of 1 known, got 'x'"),
+    (lambda p: p.num_tokens("x"), ValueError, "request_id must be one of 1 known, got 'x'"),
     (lambda p: p.block_table(["x"]), ValueError, "request_id must be one of 1 live, got 'x'"),
     (lambda p: p.block_table([]), ValueError, "request_ids must name at least one live request"),
     (lambda p: p.block_table(["live", "live"]), ValueError, "request_ids must name a request once"),
@@ -61,9 +59,14 @@ def test_pool_arguments(arguments: dict[str, Any], error: type[Exception], messa
         BlockPool(**arguments)
 
 
-def give_away(pool: Any, **changes: Any) -> None:
+def give_away(pool: Any, **changes: Any) -> Any:
     for name, value in changes.items():
         setattr(pool._requests["a"], name, value)
+
+
+def refer(pool: Any, counts: dict[int, int]) -> Any:
+    for block, count in counts.items():
+        pool._ref_cnt[block] = count
 
 
 # each breaks a sound pool in one place; "a" and "b" share blocks 1 and 2, "a" holds 3, "b" 4
@@ -73,14 +76,20 @@ BROKEN: list[tuple[str, Callable[[Any], object]]] = [
     ("I2", lambda p: p._ref_cnt.__setitem__(1, 1)),
     ("I3", lambda p: p._free.setdefault(77)),
     ("I3", lambda p: p._free.setdefault(0)),
-    ("I4", lambda p: p._cached.pop(p._key[2])),
+    ("I4", lambda p: p._cached.first.pop(p._key[2])),
     ("I4", lambda p: p._key.__setitem__(2, None)),
-    ("I4", lambda p: p._cached.setdefault(99, {})),
+    ("I4", lambda p: p._cached.others.setdefault(b"", {})),
+    ("I4", lambda p: p._cached.others.setdefault(p._key[2], {})),
+    ("I4", lambda p: p._cached.others.setdefault(p._key[2], {2: None})),
     ("I5", lambda p: p._requests["a"].keys.pop()),
     ("I5", lambda p: p._requests["a"].keys.reverse()),
-    ("I5", lambda p: (p._key.__setitem__(3, 1), p._cached[1].setdefault(3))),
-    ("I6", lambda p: give_away(p, num_tokens=7)),
+    ("I5", lambda p: (p._key.__setitem__(3, p._key[1]), p._cached.insert(p._key[1], 3))),
+    ("I6", lambda p: give_away(p, num_computed_tokens=7)),
     ("I6", lambda p: give_away(p, block_ids=[2, 1, 3])),
+    ("I6", lambda p: give_away(p, num_tokens=4)),
+    ("I2", lambda p: (give_away(p, block_ids=[1, 3, 3]), refer(p, {2: 1, 3: 2}))),
+    ("I9", lambda p: p._requests.pop("a")),
+    ("I9", lambda p: p._requests.__setitem__("c", p._requests["a"])),
     ("I7", lambda p: give_away(p, num_cached_tokens=1)),
     ("I7", lambda p: give_away(p, num_cached_tokens=6)),
     ("I14", lambda p: setattr(p, "enable_prefix_caching", False)),

@@ -2,10 +2,42 @@
 
 `BlockPool` hands out blocks as vLLM 0.33 does, `BlockTable` is what a decode kernel sees of them,
 `Sharing` counts how often a block is read. Pure Python; NumPy for tokens and exports.
+
+    pool          BlockPool by hand: allocate_slots, append_tokens, free, reset, explain_hit
+    admission     what a scheduler asks for: lookup, admit, compute, preempt, free
+    requests      tokens become known: add_request, add_hashed_request, add_tokens, generate
+    store         the blocks alone: reference counts, keys, free queue
 """
 
-from apclab.blocks.keys import PrefixKeys
-from apclab.blocks.pool import BlockPool, Hit
+from apclab.blocks.admission import Hit
+from apclab.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from apclab.blocks.keys import DigestKeys, ExactKeys, ExtraKeys, Key
+from apclab.blocks.pool import BlockPool
+from apclab.blocks.queues import CachedBlocks, FreeQueue
+from apclab.blocks.request import Request
+from apclab.blocks.stats import HitRate, Lifetimes, PrefixCacheStats, Residency
 from apclab.blocks.table import CSR, BlockTable, Int32, Sharing
 
-__all__ = ["CSR", "BlockPool", "BlockTable", "Hit", "Int32", "PrefixKeys", "Sharing"]
+__all__ = [
+    "CSR",
+    "AllBlocksCleared",
+    "BlockPool",
+    "BlockRemoved",
+    "BlockStored",
+    "BlockTable",
+    "CachedBlocks",
+    "DigestKeys",
+    "Event",
+    "ExactKeys",
+    "ExtraKeys",
+    "FreeQueue",
+    "Hit",
+    "HitRate",
+    "Int32",
+    "Key",
+    "Lifetimes",
+    "PrefixCacheStats",
+    "Request",
+    "Residency",
+    "Sharing",
+]

@@ -8,22 +8,24 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from apclab.blocks.keys import PrefixKeys
+from apclab.blocks.keys import ExactKeys
+from apclab.blocks.request import Request
 
 if TYPE_CHECKING:
-    from apclab.blocks.pool import BlockPool
+    from apclab.blocks.requests import RequestPool
 
 
-def check_pool(pool: "BlockPool") -> None:
-    """Check I1 to I7 and I14.
+def check_pool(pool: "RequestPool") -> None:
+    """Check I1 to I7, I9 and I14.
 
     I1: every block but the null block is either in the free queue or referenced.
-    I2: ref_cnt is the number of live tables that hold the block.
+    I2: ref_cnt is the number of live tables that hold the block, none of them twice.
     I3: free and referenced blocks together are num_blocks - 1.
     I4: a block carries a key exactly if the key names the block.
     I5: only full blocks carry a key, and it is chained to the key of the block before.
-    I6: a table covers its tokens, and only grows while its request lives.
-    I7: a hit is a multiple of the block size and below the prompt's tokens.
+    I6: a table covers its computed tokens, and only grows while its request lives.
+    I7: a hit is a multiple of the block size and below the request's tokens.
+    I9: usage is 0 exactly if no request holds blocks; a live request is a known one.
     I14: distinct blocks are at most the table entries, as many with caching off.
 
     Raises:
@@ -31,18 +33,40 @@ def check_pool(pool: "BlockPool") -> None:
     """
     for problem in _problems(pool):
         raise RuntimeError(problem)
-    for request in pool._requests.values():
+    for request in pool._live.values():
         request.checked_ids = list(request.block_ids)
 
 
-def _problems(pool: "BlockPool") -> Iterator[str]:
+def unreachable_blocks(pool: "RequestPool") -> list[int]:
+    """Blocks with an exact key whose parent no block carries: cached, and never found (I10).
+
+    None where every block has one owner: a request's last block is reused first. Duplicates,
+    requests that do not read the cache, and `evict` can leave some.
+
+    Raises:
+        ValueError: the pool's keys are digests, which do not name their parents.
+    """
+    if not isinstance(pool._keys, ExactKeys):
+        raise ValueError('keys must be "exact" to know the parents of blocks')
+    first = pool._cached.first
+    return [
+        block
+        for block, key in enumerate(pool._key)
+        if key is not None and (parent := pool._keys.parent(key)) != ExactKeys.ROOT
+        if parent not in first
+    ]
+
+
+def _problems(pool: "RequestPool") -> Iterator[str]:
     yield from _ownership(pool)
     yield from _keys(pool)
-    yield from _requests(pool)
+    for request in pool._live.values():
+        yield from _table(pool, request)
+        yield from _chain(pool, request)
 
 
-def _ownership(pool: "BlockPool") -> Iterator[str]:
-    holders = Counter(block for r in pool._requests.values() for block in r.block_ids)
+def _ownership(pool: "RequestPool") -> Iterator[str]:
+    holders = Counter(block for r in pool._live.values() for block in r.block_ids)
     for block in range(1, pool.num_blocks):
         if (block in pool._free) == (pool._ref_cnt[block] > 0):
             yield f"I1: block {block} must be free or referenced, not both, not neither"
@@ -55,46 +79,66 @@ def _ownership(pool: "BlockPool") -> Iterator[str]:
         yield f"I3: {len(pool._free)} free and {held} referenced of {pool.num_blocks - 1} blocks"
     if 0 in pool._free or holders[0] or pool._key[0] is not None:
         yield "I3: the null block 0 must stay unused"
+    for name, request in pool._requests.items():
+        if bool(request.block_ids) != (name in pool._live):
+            yield f"I9: request {name!r} must hold blocks exactly while it is live"
+    if len(pool._live) != sum(bool(r.block_ids) for r in pool._requests.values()):
+        yield "I9: a live request must be known"
     entries = holders.total()
     if len(holders) > entries or (not pool.enable_prefix_caching and len(holders) < entries):
         yield f"I14: {len(holders)} distinct blocks in {entries} table entries"
 
 
-def _keys(pool: "BlockPool") -> Iterator[str]:
+def _keys(pool: "RequestPool") -> Iterator[str]:
+    cached = pool._cached
     for block, key in enumerate(pool._key):
-        if key is not None and block not in pool._cached.get(key, {}):
-            yield f"I4: block {block} carries key {key}, which does not name it"
-    for key, blocks in pool._cached.items():
-        if not blocks:
-            yield f"I4: key {key} names no block"
+        if key is not None and block not in cached.blocks(key):
+            yield f"I4: block {block} carries key {key!r}, which does not name it"
+    for key in (*cached.first, *cached.others):
+        if not (blocks := cached.blocks(key)):
+            yield f"I4: key {key!r} names no first block"
+        if len(set(blocks)) < len(blocks) or cached.others.get(key) == {}:
+            yield f"I4: key {key!r} names blocks {blocks}, one twice, or keeps an empty rest"
         for block in blocks:
             if pool._key[block] != key:
-                yield f"I4: key {key} names block {block}, which carries {pool._key[block]}"
+                yield f"I4: key {key!r} names block {block}, which carries {pool._key[block]!r}"
 
 
-def _requests(pool: "BlockPool") -> Iterator[str]:
-    size = pool.block_size
-    for name, request in pool._requests.items():
-        if len(request.block_ids) != -(-request.num_tokens // size):
-            yield (
-                f"I6: request {name!r} holds {len(request.block_ids)} blocks "
-                f"for {request.num_tokens} tokens"
-            )
-        if request.block_ids[: len(request.checked_ids)] != request.checked_ids:
-            yield f"I6: the table of request {name!r} was {request.checked_ids} before"
-        full = request.num_tokens // size if pool.enable_prefix_caching else 0
-        if len(request.keys) != full:
-            yield f"I5: request {name!r} has {full} full blocks and {len(request.keys)} keys"
-        parent = PrefixKeys.ROOT
-        for key in request.keys:
+def _table(pool: "RequestPool", request: Request) -> Iterator[str]:
+    name, size = request.request_id, pool.block_size
+    if len(request.block_ids) != -(-request.num_computed_tokens // size):
+        yield (
+            f"I6: request {name!r} holds {len(request.block_ids)} blocks "
+            f"for {request.num_computed_tokens} tokens"
+        )
+    if request.num_computed_tokens > request.num_tokens:
+        yield (
+            f"I6: request {name!r} has slots for {request.num_computed_tokens} "
+            f"of {request.num_tokens} tokens"
+        )
+    if len(set(request.block_ids)) < len(request.block_ids):
+        yield f"I2: request {name!r} holds a block twice: {request.block_ids}"
+    if request.block_ids[: len(request.checked_ids)] != request.checked_ids:
+        yield f"I6: the table of request {name!r} was {request.checked_ids} before"
+    cached = request.num_cached_tokens
+    if cached % size or not 0 <= cached < request.num_tokens:
+        yield f"I7: request {name!r} hit {cached} of {request.num_tokens} tokens"
+
+
+def _chain(pool: "RequestPool", request: Request) -> Iterator[str]:
+    name, keys = request.request_id, request.keys
+    full = request.num_computed_tokens // pool.block_size
+    for i, block in enumerate(request.block_ids):
+        # a key that was evicted by hand is missing, and nothing else may stand there
+        expected = keys[i] if i < min(full, len(keys)) else None
+        if pool._key[block] not in (None, expected):
+            yield f"I5: block {block} of request {name!r} carries {pool._key[block]!r}"
+    if request.num_given_tokens is None:
+        return
+    given = request.num_given_tokens // pool.block_size if pool.enable_prefix_caching else 0
+    if len(keys) != given:
+        yield f"I5: request {name!r} has {given} full blocks and {len(keys)} keys"
+    if isinstance(pool._keys, ExactKeys):
+        for parent, key in zip([ExactKeys.ROOT, *keys], keys, strict=False):
             if pool._keys.parent(key) != parent:
-                yield f"I5: request {name!r} has key {key} behind {parent}, not its parent"
-            parent = key
-        for i, block in enumerate(request.block_ids):
-            # a key that was evicted by hand is missing, and nothing else may stand there
-            expected = request.keys[i] if i < len(request.keys) else None
-            if pool._key[block] not in (None, expected):
-                yield f"I5: block {block} of request {name!r} carries {pool._key[block]}"
-        cached = request.num_cached_tokens
-        if cached % size or not 0 <= cached < request.num_prompt_tokens:
-            yield f"I7: request {name!r} hit {cached} of {request.num_prompt_tokens} tokens"
+                yield f"I5: request {name!r} has key {key!r} behind {parent!r}, not its parent"

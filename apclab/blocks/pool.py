@@ -1,40 +1,21 @@
-"""The block pool: allocation, prefix hits, LRU reuse. No scheduling, no timing, no KV data.
+"""The block pool: who holds which blocks, what is cached. No scheduling, no KV data.
 
 Its results follow vLLM 0.33 to the block id; other versions keep the free queue differently.
+By hand, `allocate_slots` and `append_tokens` do a prompt and its output in one act each; the acts
+that a scheduler needs (chunks, preemption, retries) are those of `admission.py`.
 """
 
-from collections import OrderedDict
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from apclab.blocks.admission import AdmissionPool, Hit
 from apclab.blocks.invariants import check_pool
-from apclab.blocks.keys import TOKEN_BYTES, PrefixKeys, TokenIds, tokens_to_bytes
-from apclab.blocks.table import BlockTable, whole_number
+from apclab.blocks.keys import TOKEN_BYTES, ExtraKeys, TokenIds, tokens_to_bytes
+from apclab.blocks.request import Request
+from apclab.blocks.table import BlockTable
 
 
-class Hit(NamedTuple):
-    """The longest cached prefix of a prompt."""
-
-    block_ids: list[int]
-    num_tokens: int  # a multiple of the block size, below the prompt's number of tokens
-
-
-@dataclass(slots=True)
-class _Request:
-    """A live request: its table, and what is needed to give its next full block a key."""
-
-    block_ids: list[int]
-    keys: list[int]  # of its full blocks, in table order; empty with caching off
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_tokens: int
-    tail: bytes = b""  # tokens behind the last full block, int32; empty with caching off
-    checked_ids: list[int] = field(default_factory=list)  # its table at the last check()
-
-
-class BlockPool:
-    """Fixed number of KV cache blocks with exact prefix caching, in vLLM 0.33's order.
+class BlockPool(AdmissionPool):
+    """Fixed number of KV cache blocks with prefix caching, in vLLM 0.33's order.
 
     Only full blocks are cached, from the moment they have slots; generated tokens count. Of equal
     blocks the first one published answers lookups, the others stay as they are. A freed request
@@ -45,84 +26,92 @@ class BlockPool:
         num_blocks: blocks, the null block 0 included, so num_blocks - 1 can be used.
         block_size: tokens per block.
         enable_prefix_caching: False: nothing is ever found, nothing gets a key.
+        keys: "exact" (never collide; memory grows with every distinct block seen), or for long
+            runs the digests "sha256" or "xxh3".
+        reuse: "front" as vLLM 0.33; "tail" as before 2026: freed blocks without a key do not go
+            first, but to the end like all others.
+        watermark: fraction of num_blocks, rounded down to blocks, that an admission must leave
+            free if any request holds blocks.
+        force_miss: nothing is found while all else, publishing too, goes its way: the other side
+            of a clean comparison. May be set at any time.
+        record_events: keep BlockStored, BlockRemoved and AllBlocksCleared for `take_events`.
+        lifetimes: follows blocks from hand-out to hand-out; set `now` before each operation.
+        remember: the newest prompts whose tokens are kept for `explain_hit`.
+
+    Attributes:
+        stats: what was asked for and found, in tokens.
+        now: seconds, set by the caller; only `lifetimes` looks at it.
+        num_evicted: keys dropped because their block was handed out again, or by `evict`.
 
     Raises:
-        TypeError: a count is no int.
-        ValueError: block_size below 1, num_blocks below 2.
+        TypeError: a number is none.
+        ValueError: block_size below 1, num_blocks below 2, or another value out of range.
 
     Source: vLLM 0.33.0, vllm/v1/core: block_pool.py, kv_cache_manager.py.
     """
 
-    def __init__(
-        self, num_blocks: int, *, block_size: int = 16, enable_prefix_caching: bool = True
-    ) -> None:
-        self.num_blocks = whole_number("num_blocks", num_blocks, 2)
-        self.block_size = whole_number("block_size", block_size, 1)
-        self.enable_prefix_caching = bool(enable_prefix_caching)
-        self._block_bytes = self.block_size * TOKEN_BYTES
-        self._ref_cnt = [0] * self.num_blocks
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, self.num_blocks))
-        self._keys = PrefixKeys()
-        self._key: list[int | None] = [None] * self.num_blocks
-        # key -> the blocks that carry it, first published first
-        self._cached: dict[int, dict[int, None]] = {}
-        self._requests: dict[Hashable, _Request] = {}
-
     @property
-    def num_free(self) -> int:
-        """Blocks that no request holds, cached ones included."""
-        return len(self._free)
+    def slot_usage(self) -> float:
+        """Fraction of all usable token slots that hold a token of a request, 0 to 1.
 
-    @property
-    def usage(self) -> float:
-        """Fraction of the usable blocks that requests hold, 0 to 1; cached alone is not used."""
-        return 1 - len(self._free) / (self.num_blocks - 1)
+        Below `usage` by the empty ends of last blocks.
+        """
+        held = self.num_blocks - 1 - len(self._free)
+        # a block that is not full has one owner
+        empty = sum(-r.num_computed_tokens % self.block_size for r in self._live.values())
+        return (held * self.block_size - empty) / ((self.num_blocks - 1) * self.block_size)
 
-    @property
-    def num_cached(self) -> int:
-        """Blocks that carry a key, held by a request or free."""
-        return sum(len(blocks) for blocks in self._cached.values())
+    def request(self, request_id: Hashable) -> Request:
+        """The record of a known request, to read; ValueError for any other."""
+        return self._request(request_id)
 
-    def free_queue(self) -> list[int]:
-        """Free block ids, next to be handed out first."""
-        return list(self._free)
-
-    def cached_blocks(self) -> list[int]:
-        """Ids of the blocks that carry a key, ascending."""
-        return [block for block, key in enumerate(self._key) if key is not None]
-
-    def ref_cnt(self, block_id: int) -> int:
-        """Number of live requests whose table holds the block; ValueError if there is none."""
-        return self._ref_cnt[self._usable(block_id)]
+    def live_requests(self) -> list[Hashable]:
+        """Names of the requests that hold blocks, as they were admitted."""
+        return list(self._live)
 
     def block_ids(self, request_id: Hashable) -> list[int]:
-        """The block table of a live request; ValueError for any other."""
+        """The block table of a request, [] while it waits; ValueError if it is not known."""
         return list(self._request(request_id).block_ids)
 
     def num_tokens(self, request_id: Hashable) -> int:
-        """Tokens of a live request that have a slot; ValueError for any other."""
-        return self._request(request_id).num_tokens
+        """Tokens of a request that have a slot, 0 while it waits; ValueError if not known."""
+        return self._request(request_id).num_computed_tokens
 
-    def get_computed_blocks(self, token_ids: TokenIds) -> Hit:
+    def get_computed_blocks(self, token_ids: TokenIds, *, extra: ExtraKeys | None = None) -> Hit:
         """Find the longest cached prefix of a prompt; changes nothing.
 
         At most num_tokens - 1 tokens are found: the last must be computed to get a next one.
 
         Args:
             token_ids: [num_tokens] ints, at least one, 0 to 2**31 - 1.
+            extra: salt, adapter, images.
 
         Raises:
             TypeError: token_ids are no ints.
             ValueError: token_ids are empty, nested or out of range.
         """
-        return self._hit(self._lookup(tokens_to_bytes(token_ids, least=1)))
+        tokens = tokens_to_bytes(token_ids, least=1)
+        found: list[int] = []
+        if self.enable_prefix_caching and not self.force_miss:
+            limit = (len(tokens) // TOKEN_BYTES - 1) // self.block_size
+            found = self._find(self._keys.find(tokens, extra), limit)
+        return Hit(found, len(found) * self.block_size)
 
-    def allocate_slots(self, request_id: Hashable, token_ids: TokenIds) -> Hit | None:
-        """Admit a request: look its prompt up and hold blocks for all of it, or change nothing.
+    def allocate_slots(
+        self,
+        request_id: Hashable,
+        token_ids: TokenIds,
+        *,
+        extra: ExtraKeys | None = None,
+        skip_reading_prefix_cache: bool = False,
+    ) -> Hit | None:
+        """Admit a new request with all of its prompt, or forget it again: add_request and admit.
 
         Args:
-            request_id: any hashable name that no live request has.
+            request_id: any hashable name that no known request has.
             token_ids: [num_tokens] ints, at least one, 0 to 2**31 - 1.
+            extra: salt, adapter, images.
+            skip_reading_prefix_cache: it publishes its blocks and finds none.
 
         Returns:
             What was found in the cache, or None when too few blocks are free. A found block that
@@ -130,36 +119,22 @@ class BlockPool:
 
         Raises:
             TypeError: token_ids are no ints.
-            ValueError: the request is live already, or token_ids are empty or out of range.
+            ValueError: the request is known already, or token_ids are empty or out of range.
         """
-        if request_id in self._requests:
-            raise ValueError(f"request_id must be new, {request_id!r} is live already")
-        tokens = tokens_to_bytes(token_ids, least=1)
-        num_tokens = len(tokens) // TOKEN_BYTES
-        keys = self._lookup(tokens)
-        hit = self._hit(keys)
-        num_new = -(-num_tokens // self.block_size) - len(keys)
-        if num_new + sum(block in self._free for block in hit.block_ids) > len(self._free):
-            return None
-
-        for block in hit.block_ids:
-            if self._ref_cnt[block] == 0:
-                del self._free[block]
-            self._ref_cnt[block] += 1
-        request = _Request(
-            block_ids=list(hit.block_ids),
-            keys=keys,
-            num_prompt_tokens=num_tokens,
-            num_cached_tokens=hit.num_tokens,
-            num_tokens=hit.num_tokens,
+        request = self.add_request(
+            request_id,
+            token_ids,
+            extra=extra,
+            skip_reading_prefix_cache=skip_reading_prefix_cache,
         )
-        self._requests[request_id] = request
-        self._take(request, num_new)
-        self._publish(request, tokens[hit.num_tokens * TOKEN_BYTES :])
+        hit = self.admit(request_id)
+        if hit is None:
+            self.free(request_id)
+            self._memory.drop(request)
         return hit
 
     def append_tokens(self, request_id: Hashable, token_ids: TokenIds) -> list[int] | None:
-        """Give slots to generated tokens, and keys to the blocks that they fill.
+        """Give slots to generated tokens: add_tokens and compute, or neither.
 
         Args:
             request_id: a live request.
@@ -173,49 +148,45 @@ class BlockPool:
             TypeError: token_ids are no ints.
             ValueError: the request is not live, or token_ids are nested or out of range.
         """
-        request = self._request(request_id)
+        if request_id not in self._live:
+            raise ValueError(
+                f"request_id must be one of {len(self._live)} live, got {request_id!r}"
+            )
+        request = self._live[request_id]
         tokens = tokens_to_bytes(token_ids)
-        num_tokens = request.num_tokens + len(tokens) // TOKEN_BYTES
-        num_new = -(-num_tokens // self.block_size) - len(request.block_ids)
-        if num_new > len(self._free):
+        missing = request.num_tokens + len(tokens) // TOKEN_BYTES - request.num_computed_tokens
+        after = request.num_computed_tokens + missing
+        if -(-after // self.block_size) - len(request.block_ids) > len(self._free):
             return None
-        self._take(request, num_new)
-        self._publish(request, tokens)
-        return request.block_ids[len(request.block_ids) - num_new :]
-
-    def free(self, request_id: Hashable) -> None:
-        """End a request; blocks that nobody else holds become free. ValueError if not live."""
-        self._request(request_id)
-        unkeyed = []
-        for block in reversed(self._requests.pop(request_id).block_ids):
-            self._ref_cnt[block] -= 1
-            if self._ref_cnt[block] > 0:
-                continue
-            if self._key[block] is None:
-                unkeyed.append(block)
-            else:
-                self._free[block] = None
-        # as one group, so that the request's last block is the next to be handed out
-        for block in reversed(unkeyed):
-            self._free[block] = None
-            self._free.move_to_end(block, last=False)
-
-    def evict(self, block_ids: Iterable[int]) -> None:
-        """Drop the keys of these blocks; they stay where they are. ValueError: no such block."""
-        for block in [self._usable(block_id) for block_id in block_ids]:
-            self._drop_key(block)
+        self.add_tokens(request_id, token_ids)
+        return self.compute(request_id, missing) if missing else []
 
     def reset(self) -> bool:
-        """Forget everything cached; False, and no change, while a request is live.
+        """Forget everything cached; False, and no change, while a request holds blocks.
 
-        The free queue keeps its order.
+        The free queue keeps its order, the statistics their sums; the recent hit rate starts anew.
         """
-        if self._requests:
+        if self._live:
             return False
-        self._key = [None] * self.num_blocks
-        self._cached.clear()
-        self._keys = PrefixKeys()
+        self._forget_keys()
+        self._memory.forget(self._admissions)
+        self.stats.recent.reset()
         return True
+
+    def explain_hit(self, request_id: Hashable) -> str:
+        """Why a request found what it found, or would find it now while it waits; in words.
+
+        It is compared with the newest prompts, see `remember`. ValueError if it is not known.
+        """
+        request = self._request(request_id)
+        hit = request.num_cached_tokens if request.block_ids else self.lookup(request_id).num_tokens
+        if not self.enable_prefix_caching:
+            return "prefix caching is off"
+        if request.skip_reading_prefix_cache:
+            return "the request does not read the cache (skip_reading_prefix_cache)"
+        if self.force_miss:
+            return "every lookup is made to miss (force_miss)"
+        return self._memory.explain(request, hit, self.block_size)
 
     def block_table(self, request_ids: Iterable[Hashable] | None = None) -> BlockTable:
         """What a decode step of these requests sees; all live ones as they were admitted if None.
@@ -223,77 +194,18 @@ class BlockPool:
         Raises:
             ValueError: no request at all, one that is not live, or one named twice.
         """
-        ids = list(self._requests if request_ids is None else request_ids)
+        ids = list(self._live if request_ids is None else request_ids)
         if not ids:
             raise ValueError("request_ids must name at least one live request, got none")
         if len(set(ids)) < len(ids):
             raise ValueError(f"request_ids must name a request once, got {ids}")
-        rows = [self._request(request_id) for request_id in ids]
+        rows = [self._alive(request_id) for request_id in ids]
         return BlockTable.from_rows(
-            [row.block_ids for row in rows], [row.num_tokens for row in rows], self.block_size
+            [row.block_ids for row in rows],
+            [row.num_computed_tokens for row in rows],
+            self.block_size,
         )
 
     def check(self) -> None:
         """Raise RuntimeError naming the first invariant of `invariants.py` that does not hold."""
         check_pool(self)
-
-    def _request(self, request_id: Hashable) -> _Request:
-        if request_id not in (live := self._requests):
-            raise ValueError(f"request_id must be one of {len(live)} live, got {request_id!r}")
-        return live[request_id]
-
-    def _usable(self, block_id: int) -> int:
-        if not (last := self.num_blocks - 1) >= block_id >= 1:
-            raise ValueError(f"block_id must be between 1 and {last}, got {block_id}")
-        return block_id
-
-    def _lookup(self, tokens: bytes) -> list[int]:
-        """Keys of the longest run of cached blocks from the start of a prompt."""
-        keys: list[int] = []
-        if not self.enable_prefix_caching:
-            return keys
-        parent, step = PrefixKeys.ROOT, self._block_bytes
-        # the range ends before the block that holds the last token
-        for start in range(0, (len(tokens) - TOKEN_BYTES) // step * step, step):
-            key = self._keys.find(parent, tokens[start : start + step])
-            if key is None or key not in self._cached:
-                break
-            keys.append(key)
-            parent = key
-        return keys
-
-    def _hit(self, keys: list[int]) -> Hit:
-        blocks = [next(iter(self._cached[key])) for key in keys]
-        return Hit(blocks, len(blocks) * self.block_size)
-
-    def _take(self, request: _Request, count: int) -> None:
-        """Move blocks from the front of the free queue into a request's table."""
-        for _ in range(count):
-            block, _ = self._free.popitem(last=False)
-            self._drop_key(block)
-            self._ref_cnt[block] = 1
-            request.block_ids.append(block)
-
-    def _drop_key(self, block: int) -> None:
-        if (key := self._key[block]) is None:
-            return
-        self._key[block] = None
-        del self._cached[key][block]
-        if not self._cached[key]:
-            del self._cached[key]
-
-    def _publish(self, request: _Request, tokens: bytes) -> None:
-        """Count new tokens and give a key to each block that they fill."""
-        request.num_tokens += len(tokens) // TOKEN_BYTES
-        if not self.enable_prefix_caching:
-            return
-        tokens, step = request.tail + tokens, self._block_bytes
-        full = len(tokens) // step * step
-        key = request.keys[-1] if request.keys else PrefixKeys.ROOT
-        for start in range(0, full, step):
-            key = self._keys.intern(key, tokens[start : start + step])
-            block = request.block_ids[len(request.keys)]
-            request.keys.append(key)
-            self._key[block] = key
-            self._cached.setdefault(key, {})[block] = None
-        request.tail = tokens[full:]

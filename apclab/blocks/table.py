@@ -1,12 +1,13 @@
 """What a decode kernel sees of a pool, and how often a block is read. No allocation, no models."""
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from apclab.blocks.arguments import whole_number
 
 Int32 = NDArray[np.int32]
 
@@ -183,15 +184,6 @@ class BlockTable:
         starts = np.arange(self.block_tables.shape[1]) * self.block_size
         named: NDArray[np.bool_] = starts < self.seq_lens[:, None]
         return named
-
-
-def whole_number(name: str, value: object, least: int) -> int:
-    """The value as a Python int, checked: TypeError for no int, ValueError below `least`."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    if (number := operator.index(value)) < least:
-        raise ValueError(f"{name} must be at least {least}, got {number}")
-    return number
 
 
 def _check_int32(name: str, array: object, ndim: int) -> None:
