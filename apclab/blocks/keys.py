@@ -241,6 +241,9 @@ def tokens_to_bytes(token_ids: TokenIds, *, least: int = 0) -> bytes:
         return b""
     if tokens.dtype.kind not in "iu":
         raise TypeError(f"token_ids must be ints, got {tokens.dtype}")
+    # int32 is what prompts come as: seen as uint32, a negative token is too large, too
+    if tokens.dtype == np.int32 and int(tokens.view(np.uint32).max()) <= MAX_TOKEN_ID:
+        return tokens.astype("<i4", copy=False).tobytes()
     for token in (int(tokens.min()), int(tokens.max())):
         if not 0 <= token <= MAX_TOKEN_ID:
             raise ValueError(f"token_ids must be between 0 and {MAX_TOKEN_ID}, got {token}")

@@ -53,7 +53,7 @@ class PromptMemory:
         mine = next((tokens for known, tokens in self._prompts if known is request), None)
         earlier = [
             _compare(request, mine, other, theirs, size)
-            for other, theirs in self._prompts
+            for other, theirs in reversed(self._prompts)  # of equal ones the newest
             if other is not request
             and 0 < other.admitted < (request.admitted or other.admitted + 1)
         ]

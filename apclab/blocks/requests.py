@@ -13,6 +13,7 @@ from apclab.blocks.keys import (
     tokens_to_bytes,
 )
 from apclab.blocks.misses import PromptMemory
+from apclab.blocks.prompts import PromptKeys
 from apclab.blocks.request import Request
 from apclab.blocks.stats import Lifetimes, PrefixCacheStats
 from apclab.blocks.store import BlockStore, Reuse
@@ -47,6 +48,7 @@ class RequestPool(BlockStore):
         self.stats = PrefixCacheStats()
         self._watermark = int(fraction("watermark", watermark) * self.num_blocks)
         self._keys = make_keys(keys, self.block_size)
+        self._prompts = PromptKeys(self._keys, self.block_size)
         self._memory = PromptMemory(whole_number("remember", remember, 0))
         self._requests: dict[Hashable, Request] = {}  # all that are known
         self._live: dict[Hashable, Request] = {}  # those that hold blocks, as they were admitted
@@ -83,7 +85,7 @@ class RequestPool(BlockStore):
         if len(output_token_ids):
             given = prompt + tokens_to_bytes(output_token_ids)
         keys: list[Key] = []
-        tail = self._keys.extend(keys, given, extra) if self.enable_prefix_caching else b""
+        tail = self._prompts.extend(keys, given, extra) if self.enable_prefix_caching else b""
         num_tokens = len(prompt) // TOKEN_BYTES
         request = Request(
             request_id,

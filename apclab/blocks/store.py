@@ -141,9 +141,10 @@ class BlockStore:
         """One more reference to each; those that were free leave the queue."""
         ref_cnt, free = self._ref_cnt, self._free
         for block in block_ids:
-            if not ref_cnt[block]:
+            count = ref_cnt[block]
+            if not count:
                 del free[block]
-            ref_cnt[block] += 1
+            ref_cnt[block] = count + 1
         if self.lifetimes is not None:
             self.lifetimes.hit(block_ids, self.now)
 
@@ -199,8 +200,8 @@ class BlockStore:
         to_front = self.reuse == "front"
         unkeyed = []
         for block in reversed(block_ids):
-            ref_cnt[block] -= 1
-            if ref_cnt[block]:
+            ref_cnt[block] = count = ref_cnt[block] - 1
+            if count:
                 continue
             if to_front and key_of[block] is None:
                 unkeyed.append(block)

@@ -1,0 +1,64 @@
+"""Keys of whole prompts: what a prompt has in common with one before it is not hashed again.
+
+A shortcut, not a cache of blocks: the keys are those that `ExactKeys` or `DigestKeys` would make.
+"""
+
+from collections import OrderedDict
+
+from apclab.blocks.keys import TOKEN_BYTES, DigestKeys, ExactKeys, ExtraKeys, Key
+
+HELD_BYTES = 32 << 20  # tokens of earlier prompts, 8 million of them
+
+
+class PromptKeys:
+    """Makes the keys of prompts, from the newest earlier prompt with the same first block.
+
+    Args:
+        keys: makes the keys of blocks.
+        block_size: tokens per block.
+        held_bytes: most bytes of earlier prompts that are kept to compare with.
+    """
+
+    def __init__(
+        self, keys: ExactKeys | DigestKeys, block_size: int, held_bytes: int = HELD_BYTES
+    ) -> None:
+        self._keys = keys
+        self._step = block_size * TOKEN_BYTES
+        self._most = held_bytes
+        self._held = 0
+        # first block and extra keys -> tokens of the newest prompt, and its keys; oldest use first
+        self._heads: OrderedDict[object, tuple[bytes, list[Key]]] = OrderedDict()
+
+    def extend(self, keys: list[Key], tokens: bytes, extra: ExtraKeys | None) -> bytes:
+        """Append the keys of a prompt's full blocks to an empty list; the tokens behind them."""
+        step = self._step
+        if len(tokens) < step:
+            return tokens
+        head = tokens[:step] if extra is None else (tokens[:step], extra)
+        before = self._heads.pop(head, None)
+        start = 0
+        if before is not None:
+            self._held -= len(before[0])
+            start = _common(before[0], tokens, step)
+            keys += before[1][:start]
+            start *= step
+        tail = self._keys.extend(keys, tokens[start:] if start else tokens, extra)
+        if len(tokens) <= self._most:
+            self._heads[head] = (tokens, keys)
+            self._held += len(tokens)
+            while self._held > self._most:
+                _, (old, _) = self._heads.popitem(last=False)
+                self._held -= len(old)
+        return tail
+
+
+def _common(before: bytes, tokens: bytes, step: int) -> int:
+    """Full blocks in common from the start, at least the first; both begin with the same one."""
+    low, high = 1, min(len(before), len(tokens)) // step
+    while low < high:
+        middle = (low + high + 1) // 2
+        if tokens.startswith(before[: middle * step]):
+            low = middle
+        else:
+            high = middle - 1
+    return low
