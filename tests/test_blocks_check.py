@@ -71,11 +71,14 @@ def refer(pool: Any, counts: dict[int, int]) -> Any:
 
 # each breaks a sound pool in one place; "a" and "b" share blocks 1 and 2, "a" holds 3, "b" 4
 BROKEN: list[tuple[str, Callable[[Any], object]]] = [
-    ("I1", lambda p: p._free.pop(5)),
-    ("I1", lambda p: p._free.setdefault(1)),
+    ("I1", lambda p: p._queue.remove_n([5])),
+    ("I1", lambda p: p._queue.append_n([1])),
+    ("I1", lambda p: p._queue.append_n([5])),
+    ("I1", lambda p: p._queue._next.__setitem__(6, 5)),
+    ("I1", lambda p: p._queue._previous.__setitem__(9, 7)),
     ("I2", lambda p: p._ref_cnt.__setitem__(1, 1)),
-    ("I3", lambda p: p._free.setdefault(77)),
-    ("I3", lambda p: p._free.setdefault(0)),
+    ("I3", lambda p: setattr(p._queue, "count", 5)),
+    ("I3", lambda p: p._key.__setitem__(0, b"")),
     ("I4", lambda p: p._cached.first.pop(p._key[2])),
     ("I4", lambda p: p._key.__setitem__(2, None)),
     ("I4", lambda p: p._cached.others.setdefault(b"", {})),

@@ -4,7 +4,6 @@ The model is written from the rules, not from the pool: plain lists, no keys. A 
 labelled with the salt and the whole prefix that it ends, references are recounted from the tables.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -175,7 +174,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.named = 0
 
     def pick(self, data: st.DataObject, names: Any) -> str:
-        return data.draw(st.sampled_from(sorted(names)))
+        name: str = data.draw(st.sampled_from(sorted(names)))
+        return name
 
     def waiting(self) -> set[str]:
         return self.model.tokens.keys() - self.model.tables.keys()
@@ -323,7 +323,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert exported.sharing().distinct_blocks == len(held)
 
 
-def run(machine: Callable[[], Any], examples: int) -> None:
+def run(machine: Any, examples: int) -> None:
     limits = settings(max_examples=examples, stateful_step_count=40, deadline=None)
     run_state_machine_as_test(machine, settings=limits)
 

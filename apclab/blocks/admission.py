@@ -70,7 +70,7 @@ class AdmissionPool(RequestPool):
             num_computed = min(num_known, hit.num_tokens + num_new_tokens)
         num_new = -(-num_computed // size) - len(found)
         wanted = -(-num_known // size) - len(found) if full_sequence_must_fit else num_new
-        room = len(self._free) - (self._watermark if self._live else 0)
+        room = self._queue.count - (self._watermark if self._live else 0)
         # most admissions fit anyhow: hits that lie in the queue are counted only if it matters
         if wanted + len(found) > room:
             ref_cnt = self._ref_cnt
@@ -120,7 +120,7 @@ class AdmissionPool(RequestPool):
             )
         added: list[int] = []
         if (num_new := -(-after // size) - len(block_ids)) > 0:
-            if num_new > len(self._free):
+            if num_new > self._queue.count:
                 return None
             self._take(block_ids, num_new)
             added = block_ids[-num_new:]

@@ -67,17 +67,23 @@ def _problems(pool: "RequestPool") -> Iterator[str]:
 
 def _ownership(pool: "RequestPool") -> Iterator[str]:
     holders = Counter(block for r in pool._live.values() for block in r.block_ids)
+    try:
+        queue = pool._queue.ids()
+    except RuntimeError as error:
+        yield f"I1: {error}"
+        return
+    free = set(queue)
     for block in range(1, pool.num_blocks):
-        if (block in pool._free) == (pool._ref_cnt[block] > 0):
+        if (block in free) == (pool._ref_cnt[block] > 0):
             yield f"I1: block {block} must be free or referenced, not both, not neither"
         if pool._ref_cnt[block] != holders[block]:
             yield (
                 f"I2: block {block} has ref_cnt {pool._ref_cnt[block]} and {holders[block]} tables"
             )
     held = sum(count > 0 for count in pool._ref_cnt)
-    if len(pool._free) + held != pool.num_blocks - 1:
-        yield f"I3: {len(pool._free)} free and {held} referenced of {pool.num_blocks - 1} blocks"
-    if 0 in pool._free or holders[0] or pool._key[0] is not None:
+    if not len(free) == len(queue) == pool.num_free == pool.num_blocks - 1 - held:
+        yield f"I3: {pool.num_free} free and {held} referenced of {pool.num_blocks - 1} blocks"
+    if 0 in free or holders[0] or pool._key[0] is not None:
         yield "I3: the null block 0 must stay unused"
     for name, request in pool._requests.items():
         if bool(request.block_ids) != (name in pool._live):

@@ -56,7 +56,7 @@ class BlockPool(AdmissionPool):
 
         Below `usage` by the empty ends of last blocks.
         """
-        held = self.num_blocks - 1 - len(self._free)
+        held = self.num_blocks - 1 - self._queue.count
         # a block that is not full has one owner
         empty = sum(-r.num_computed_tokens % self.block_size for r in self._live.values())
         return (held * self.block_size - empty) / ((self.num_blocks - 1) * self.block_size)
@@ -156,7 +156,7 @@ class BlockPool(AdmissionPool):
         tokens = tokens_to_bytes(token_ids)
         missing = request.num_tokens + len(tokens) // TOKEN_BYTES - request.num_computed_tokens
         after = request.num_computed_tokens + missing
-        if -(-after // self.block_size) - len(request.block_ids) > len(self._free):
+        if -(-after // self.block_size) - len(request.block_ids) > self._queue.count:
             return None
         self.add_tokens(request_id, token_ids)
         return self.compute(request_id, missing) if missing else []
@@ -170,7 +170,7 @@ class BlockPool(AdmissionPool):
             return False
         self._forget_keys()
         self._memory.forget(self._admissions)
-        self.stats.recent.reset()
+        self.stats.newest.clear()
         return True
 
     def explain_hit(self, request_id: Hashable) -> str:

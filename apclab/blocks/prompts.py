@@ -7,7 +7,8 @@ from collections import OrderedDict
 
 from apclab.blocks.keys import TOKEN_BYTES, DigestKeys, ExactKeys, ExtraKeys, Key
 
-HELD_BYTES = 32 << 20  # tokens of earlier prompts, 8 million of them
+LEAST_BYTES, MOST_BYTES = 1 << 20, 32 << 20
+BYTES_A_BLOCK = 48
 
 
 class PromptKeys:
@@ -16,15 +17,13 @@ class PromptKeys:
     Args:
         keys: makes the keys of blocks.
         block_size: tokens per block.
-        held_bytes: most bytes of earlier prompts that are kept to compare with.
+        num_blocks: of the pool; 48 bytes of earlier prompts are kept for each, 1 to 32 MiB.
     """
 
-    def __init__(
-        self, keys: ExactKeys | DigestKeys, block_size: int, held_bytes: int = HELD_BYTES
-    ) -> None:
+    def __init__(self, keys: ExactKeys | DigestKeys, block_size: int, num_blocks: int) -> None:
         self._keys = keys
         self._step = block_size * TOKEN_BYTES
-        self._most = held_bytes
+        self._most = min(max(BYTES_A_BLOCK * num_blocks, LEAST_BYTES), MOST_BYTES)
         self._held = 0
         # first block and extra keys -> tokens of the newest prompt, and its keys; oldest use first
         self._heads: OrderedDict[object, tuple[bytes, list[Key]]] = OrderedDict()

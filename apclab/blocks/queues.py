@@ -1,48 +1,103 @@
 """The free queue and the map of cached blocks, as vLLM 0.33 keeps them. No requests, no tokens.
 
-The pool's inner loops reach into `FreeQueue.ids` and `CachedBlocks.first` directly; the methods
-are the same acts one by one, and what the recorded unit cases are replayed on.
+The pool's inner loops reach into `CachedBlocks.first` directly; the methods are the same acts one
+by one, and what the recorded unit cases are replayed on.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable
 
 from apclab.blocks.keys import Key
 
+_OUT = -1  # instead of a next id: not in the queue
+
 
 class FreeQueue:
-    """Free block ids in the order of their reuse; every act is O(1) a block."""
+    """Free block ids in the order of their reuse, a list linked both ways; O(1) a block.
 
-    __slots__ = ("ids",)
+    Two flat lists of ints take a tenth of the memory of an OrderedDict and are as fast.
 
-    def __init__(self, block_ids: Iterable[int]) -> None:
-        self.ids: OrderedDict[int, None] = OrderedDict.fromkeys(block_ids)
+    Args:
+        num_ids: ids are below this.
+        first: the queue begins with this id and goes on to num_ids - 1.
+    """
 
-    def __len__(self) -> int:
-        return len(self.ids)
+    __slots__ = ("_end", "_next", "_previous", "count")
+
+    def __init__(self, num_ids: int, first: int = 0) -> None:
+        self._end = num_ids  # stands before the first id and behind the last
+        self._next = [_OUT] * first + list(range(first + 1, num_ids + 1)) + [first]
+        self._previous = [_OUT] * first + [num_ids, *range(first, num_ids)]
+        self.count = num_ids - first
+
+    def ids(self) -> list[int]:
+        """Ids from front to back; RuntimeError if the links are broken."""
+        ids: list[int] = []
+        previous, block = self._end, self._next[self._end]
+        while block != self._end:
+            if block == _OUT or self._previous[block] != previous or len(ids) > self.count:
+                raise RuntimeError(f"the free queue is broken behind {previous}")
+            ids.append(block)
+            previous, block = block, self._next[block]
+        if self._previous[self._end] != previous:
+            raise RuntimeError(f"the free queue does not end with {previous}")
+        return ids
 
     def popleft_n(self, count: int) -> list[int]:
         """Take the next ids to be reused; ValueError, and no change, when there are fewer."""
-        if count > len(self.ids):
-            raise ValueError(f"count must be at most {len(self.ids)} free blocks, got {count}")
-        pop = self.ids.popitem
-        return [pop(last=False)[0] for _ in range(count)]
+        if count > self.count:
+            raise ValueError(f"count must be at most {self.count} free blocks, got {count}")
+        following, end = self._next, self._end
+        taken: list[int] = []
+        block = following[end]
+        for _ in range(count):
+            taken.append(block)
+            after = following[block]
+            following[block] = _OUT
+            block = after
+        following[end] = block
+        self._previous[block] = end
+        self.count -= count
+        return taken
 
     def append_n(self, block_ids: Iterable[int]) -> None:
         """Put ids at the end, in their order."""
-        self.ids.update(dict.fromkeys(block_ids))
+        following, previous, end = self._next, self._previous, self._end
+        last, count = previous[end], 0
+        for block in block_ids:
+            following[last] = block
+            previous[block] = last
+            last = block
+            count += 1
+        following[last] = end
+        previous[end] = last
+        self.count += count
 
-    def prepend_n(self, block_ids: list[int]) -> None:
+    def prepend_n(self, block_ids: Iterable[int]) -> None:
         """Put ids at the front, in their order: the first of them is the next to be reused."""
-        for block in reversed(block_ids):
-            self.ids[block] = None
-            self.ids.move_to_end(block, last=False)
+        following, previous = self._next, self._previous
+        last = self._end
+        front, count = following[last], 0
+        for block in block_ids:
+            following[last] = block
+            previous[block] = last
+            last = block
+            count += 1
+        following[last] = front
+        previous[front] = last
+        self.count += count
 
-    def remove(self, block_id: int) -> None:
-        """Take one id out, wherever it is; ValueError if it is not free."""
-        if block_id not in self.ids:
-            raise ValueError(f"block_id must be free, got {block_id}")
-        del self.ids[block_id]
+    def remove_n(self, block_ids: Iterable[int]) -> None:
+        """Take ids out, wherever they are; ValueError at the first that is not free."""
+        following, previous = self._next, self._previous
+        for block in block_ids:
+            after = following[block]
+            if after == _OUT:
+                raise ValueError(f"block_id must be free, got {block}")
+            before = previous[block]
+            following[before] = after
+            previous[after] = before
+            following[block] = _OUT
+            self.count -= 1
 
 
 class CachedBlocks:

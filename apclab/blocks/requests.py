@@ -48,7 +48,7 @@ class RequestPool(BlockStore):
         self.stats = PrefixCacheStats()
         self._watermark = int(fraction("watermark", watermark) * self.num_blocks)
         self._keys = make_keys(keys, self.block_size)
-        self._prompts = PromptKeys(self._keys, self.block_size)
+        self._prompts = PromptKeys(self._keys, self.block_size, self.num_blocks)
         self._memory = PromptMemory(whole_number("remember", remember, 0))
         self._requests: dict[Hashable, Request] = {}  # all that are known
         self._live: dict[Hashable, Request] = {}  # those that hold blocks, as they were admitted

@@ -73,7 +73,16 @@ class PrefixCacheStats:
     preempted_requests: int = 0
     preempted_queries: int = 0  # tokens
     preempted_hits: int = 0  # tokens
-    recent: HitRate = field(default_factory=HitRate)
+    # queries and hits of the newest requests; summed up only when somebody asks
+    newest: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=1000))
+
+    @property
+    def recent(self) -> HitRate:
+        """Of the last 1000 requests, since the last reset of the pool."""
+        rate = HitRate(self.newest.maxlen or 1)
+        for queries, hits in self.newest:
+            rate.observe(1, queries, hits)
+        return rate
 
     @property
     def hit_rate(self) -> float:
@@ -90,7 +99,7 @@ class PrefixCacheStats:
         self.requests += 1
         self.queries += queries
         self.hits += hits
-        self.recent.observe(1, queries, hits)
+        self.newest.append((queries, hits))
 
     def counters(self) -> tuple[int, int, int, int, int, int]:
         """The six numbers, in the order of the fields."""
