@@ -14,10 +14,10 @@ MISUSE: list[tuple[Callable[[BlockPool], object], type[Exception], str]] = [
         ValueError,
         "request_id must be new, 'live' is known",
     ),
-    (lambda p: p.free("x"), ValueError, "request_id must be one of 1 known, got 'x'"),
+    (lambda p: p.free("x"), ValueError, "request_id must be one of 2 known, got 'x'"),
     (lambda p: p.append_tokens("x", [1]), ValueError, "request_id must be one of 1 live, got 'x'"),
-    (lambda p: p.block_ids("x"), ValueError, "request_id must be one of 1 known, got 'x'"),
-    (lambda p: p.num_tokens("x"), ValueError, "request_id must be one of 1 known, got 'x'"),
+    (lambda p: p.block_ids("x"), ValueError, "request_id must be one of 2 known, got 'x'"),
+    (lambda p: p.num_tokens("x"), ValueError, "request_id must be one of 2 known, got 'x'"),
     (lambda p: p.block_table(["x"]), ValueError, "request_id must be one of 1 live, got 'x'"),
     (lambda p: p.block_table([]), ValueError, "request_ids must name at least one live request"),
     (lambda p: p.block_table(["live", "live"]), ValueError, "request_ids must name a request once"),
@@ -29,6 +29,28 @@ MISUSE: list[tuple[Callable[[BlockPool], object], type[Exception], str]] = [
     (lambda p: p.allocate_slots("n", [True]), TypeError, "token_ids must be ints, got bool"),
     (lambda p: p.append_tokens("live", [-1]), ValueError, "between 0 and 2147483647, got -1"),
     (lambda p: p.append_tokens("live", [2**31]), ValueError, "got 2147483648"),
+    (lambda p: p.admit("x"), ValueError, "request_id must be one of 2 known, got 'x'"),
+    (lambda p: p.admit("live"), ValueError, "must be waiting, 'live' holds blocks already"),
+    (lambda p: p.admit("waiting", 0), ValueError, "num_new_tokens must be at least 1, got 0"),
+    (lambda p: p.admit("waiting", 1.5), TypeError, "num_new_tokens must be an int, got 1.5"),  # type: ignore[arg-type]
+    (lambda p: p.compute("waiting"), ValueError, "must be one of 1 live, got 'waiting'"),
+    (lambda p: p.compute("live"), ValueError, "between 1 and 0, the known tokens of 'live'"),
+    (lambda p: p.compute("live", 1.5), TypeError, "num_new_tokens must be an int, got 1.5"),  # type: ignore[arg-type]
+    (lambda p: p.preempt("waiting"), ValueError, "must be one of 1 live, got 'waiting'"),
+    (lambda p: p.append_tokens("waiting", [1]), ValueError, "one of 1 live, got 'waiting'"),
+    (lambda p: p.block_table(["waiting"]), ValueError, "must be one of 1 live, got 'waiting'"),
+    (lambda p: p.generate("live"), ValueError, "within the 5 given to 'live', got 1 behind 5"),
+    (lambda p: p.lookup("x"), ValueError, "request_id must be one of 2 known, got 'x'"),
+    (lambda p: p.explain_hit("x"), ValueError, "request_id must be one of 2 known, got 'x'"),
+    (lambda p: p.request("x"), ValueError, "request_id must be one of 2 known, got 'x'"),
+    (lambda p: p.add_request("waiting", [1]), ValueError, "'waiting' is known already"),
+    (lambda p: p.add_request("n", [1], output_token_ids=[-1]), ValueError, "2147483647, got -1"),
+    (lambda p: p.add_request("n", [1], extra="salt"), TypeError, "extra must be ExtraKeys or None"),  # type: ignore[arg-type]
+    (lambda p: p.add_hashed_request("n", [1, 1], 1), ValueError, r"each block once, got \[1, 1\]"),
+    (lambda p: p.add_hashed_request("n", [1], 0), ValueError, "num_tokens must be at least 1"),
+    (lambda p: p.add_hashed_request("waiting", [1], 1), ValueError, "'waiting' is known already"),
+    (lambda p: p.take_events(), ValueError, "record_events must be True"),
+    (lambda p: p.evict(["1"]), TypeError, "block_id must be an int, got '1'"),  # type: ignore[list-item]
     (lambda p: p.append_tokens("live", [[1]]), ValueError, r"one sequence of ints, got shape"),  # type: ignore[list-item]
 ]
 
@@ -39,6 +61,7 @@ def test_misuse_raises_and_changes_nothing(
 ) -> None:
     pool = BlockPool(10, block_size=2)
     pool.allocate_slots("live", [1, 2, 3, 4, 5])
+    pool.add_request("waiting", [1, 2, 3])
     before = snapshot(pool)
     with pytest.raises(error, match=message):
         act(pool)
@@ -52,6 +75,11 @@ def test_misuse_raises_and_changes_nothing(
         ({"num_blocks": 8.0}, TypeError, "num_blocks must be an int, got 8.0"),
         ({"num_blocks": 8, "block_size": 0}, ValueError, "block_size must be at least 1, got 0"),
         ({"num_blocks": 8, "block_size": True}, TypeError, "block_size must be an int, got True"),
+        ({"num_blocks": 8, "keys": "md5"}, ValueError, "keys must be one of exact, sha256, xxh3"),
+        ({"num_blocks": 8, "reuse": "lifo"}, ValueError, "reuse must be one of front, tail, got"),
+        ({"num_blocks": 8, "watermark": 1.5}, ValueError, "watermark must be between 0 and 1"),
+        ({"num_blocks": 8, "watermark": "1"}, TypeError, "watermark must be a number, got '1'"),
+        ({"num_blocks": 8, "remember": -1}, ValueError, "remember must be at least 0, got -1"),
     ],
 )
 def test_pool_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -18,6 +18,7 @@ num_cached_tokens, block_ids, num_preemptions.
 from collections.abc import Hashable
 from typing import NamedTuple
 
+from apclab.blocks.arguments import whole_number
 from apclab.blocks.request import Request
 from apclab.blocks.requests import RequestPool
 
@@ -61,8 +62,8 @@ class AdmissionPool(RequestPool):
         request = self._request(request_id)
         if request.block_ids:
             raise ValueError(f"request_id must be waiting, {request_id!r} holds blocks already")
-        if num_new_tokens is not None and num_new_tokens < 1:
-            raise ValueError(f"num_new_tokens must be at least 1, got {num_new_tokens}")
+        if num_new_tokens is not None:
+            num_new_tokens = whole_number("num_new_tokens", num_new_tokens, 1)
         hit = self._hit_of(request)
         found, size = hit.block_ids, self.block_size
         num_known = num_computed = request.num_tokens
@@ -102,6 +103,7 @@ class AdmissionPool(RequestPool):
             few blocks are free; then nothing has changed.
 
         Raises:
+            TypeError: num_new_tokens is no int.
             ValueError: the request is not live, or num_new_tokens out of range.
         """
         request = self._live.get(request_id)
@@ -111,6 +113,9 @@ class AdmissionPool(RequestPool):
             )
         size, block_ids = self.block_size, request.block_ids
         before = request.num_computed_tokens
+        # a decode step's one token is not worth a call
+        if num_new_tokens != 1:
+            num_new_tokens = whole_number("num_new_tokens", num_new_tokens, 0)
         after = before + num_new_tokens
         if num_new_tokens < 1 or after > request.num_tokens:
             most = request.num_tokens - before

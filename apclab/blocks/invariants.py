@@ -49,12 +49,11 @@ def unreachable_blocks(pool: "RequestPool") -> list[int]:
     if not isinstance(pool._keys, ExactKeys):
         raise ValueError('keys must be "exact" to know the parents of blocks')
     first = pool._cached.first
-    return [
-        block
-        for block, key in enumerate(pool._key)
-        if key is not None and (parent := pool._keys.parent(key)) != ExactKeys.ROOT
-        if parent not in first
-    ]
+    first = pool._cached.first
+    # keys of a trace are no bytes, and their parents are not known
+    keys = ((block, key) for block, key in enumerate(pool._key) if isinstance(key, bytes))
+    parents = ((block, pool._keys.parent(key)) for block, key in keys)
+    return [block for block, key in parents if key != ExactKeys.ROOT and key not in first]
 
 
 def _problems(pool: "RequestPool") -> Iterator[str]:

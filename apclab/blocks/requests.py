@@ -114,8 +114,9 @@ class RequestPool(BlockStore):
 
         Args:
             request_id: any hashable name that no known request has.
-            keys: of its blocks from the first on, each standing for all before it too. Blocks
-                behind them never get a key; a key of a block that never fills is not used.
+            keys: of its blocks from the first on, each standing for all before it too: ints or
+                strings, as bytes are ours. Blocks behind them never get a key; a key of a block
+                that never fills is not used.
             num_tokens: of the prompt, at least one. `generate` adds to them without limit.
             skip_reading_prefix_cache: it publishes its blocks and finds none.
 
@@ -163,15 +164,16 @@ class RequestPool(BlockStore):
         """The next tokens that were given ahead of time become known.
 
         Raises:
-            ValueError: the request is not known, or fewer tokens were given.
+            TypeError: num_tokens is no int.
+            ValueError: the request is not known, num_tokens below 1, or fewer were given.
         """
         request = self._request(request_id)
+        if num_tokens != 1:
+            num_tokens = whole_number("num_tokens", num_tokens, 1)
         known = request.num_tokens + num_tokens
-        if num_tokens < 1 or (
-            request.num_given_tokens is not None and known > request.num_given_tokens
-        ):
+        if request.num_given_tokens is not None and known > request.num_given_tokens:
             raise ValueError(
-                f"num_tokens must be at least 1 and within the {request.num_given_tokens} given "
+                f"num_tokens must be within the {request.num_given_tokens} given "
                 f"to {request_id!r}, got {num_tokens} behind {request.num_tokens}"
             )
         request.num_tokens = known
