@@ -106,11 +106,7 @@ class AdmissionPool(RequestPool):
             TypeError: num_new_tokens is no int.
             ValueError: the request is not live, or num_new_tokens out of range.
         """
-        request = self._live.get(request_id)
-        if request is None:
-            raise ValueError(
-                f"request_id must be one of {len(self._live)} live, got {request_id!r}"
-            )
+        request = self._live.get(request_id) or self._alive(request_id)
         size, block_ids = self.block_size, request.block_ids
         before = request.num_computed_tokens
         # a decode step's one token is not worth a call
@@ -124,23 +120,21 @@ class AdmissionPool(RequestPool):
                 f"{request_id!r} without a slot, got {num_new_tokens}"
             )
         added: list[int] = []
-        if (num_new := -(-after // size) - len(block_ids)) > 0:
+        if after > len(block_ids) * size:
+            num_new = -(-after // size) - len(block_ids)
             if num_new > self._queue.count:
                 return None
             self._take(block_ids, num_new)
             added = block_ids[-num_new:]
         request.num_computed_tokens = after
-        if (full := after // size) > before // size:
+        full = after // size
+        if full * size > before:
             self._publish(request, before // size, full)
         return added
 
     def preempt(self, request_id: Hashable) -> None:
         """A live request loses its blocks and waits, its tokens stay. ValueError if not live."""
-        request = self._request(request_id)
-        if not request.block_ids:
-            raise ValueError(
-                f"request_id must be one of {len(self._live)} live, got {request_id!r}"
-            )
+        request = self._alive(request_id)
         del self._live[request_id]
         self._release(request.block_ids)
         request.block_ids = []

@@ -148,17 +148,13 @@ class BlockPool(AdmissionPool):
             TypeError: token_ids are no ints.
             ValueError: the request is not live, or token_ids are nested or out of range.
         """
-        if request_id not in self._live:
-            raise ValueError(
-                f"request_id must be one of {len(self._live)} live, got {request_id!r}"
-            )
-        request = self._live[request_id]
+        request = self._alive(request_id)
         tokens = tokens_to_bytes(token_ids)
-        missing = request.num_tokens + len(tokens) // TOKEN_BYTES - request.num_computed_tokens
-        after = request.num_computed_tokens + missing
+        after = request.num_tokens + len(tokens) // TOKEN_BYTES
+        missing = after - request.num_computed_tokens
         if -(-after // self.block_size) - len(request.block_ids) > self._queue.count:
             return None
-        self.add_tokens(request_id, token_ids)
+        self._add(request, tokens)
         return self.compute(request_id, missing) if missing else []
 
     def reset(self) -> bool:

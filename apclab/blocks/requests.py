@@ -149,16 +149,7 @@ class RequestPool(BlockStore):
             ValueError: the request is not known, has tokens given ahead of time or came with
                 keys; token_ids are nested or out of range.
         """
-        request = self._request(request_id)
-        tokens = tokens_to_bytes(token_ids)
-        if request.num_given_tokens != request.num_tokens:
-            raise ValueError(f"request_id must be one whose tokens come here, got {request_id!r}")
-        if self.enable_prefix_caching:
-            request.tail = self._keys.extend(request.keys, request.tail + tokens, request.extra)
-        if request.tokens is not None:
-            request.tokens += tokens
-        request.num_tokens += len(tokens) // TOKEN_BYTES
-        request.num_given_tokens = request.num_tokens
+        self._add(self._request(request_id), tokens_to_bytes(token_ids))
 
     def generate(self, request_id: Hashable, num_tokens: int = 1) -> None:
         """The next tokens that were given ahead of time become known.
@@ -167,7 +158,7 @@ class RequestPool(BlockStore):
             TypeError: num_tokens is no int.
             ValueError: the request is not known, num_tokens below 1, or fewer were given.
         """
-        request = self._request(request_id)
+        request = self._requests.get(request_id) or self._request(request_id)
         if num_tokens != 1:
             num_tokens = whole_number("num_tokens", num_tokens, 1)
         known = request.num_tokens + num_tokens
@@ -177,6 +168,20 @@ class RequestPool(BlockStore):
                 f"to {request_id!r}, got {num_tokens} behind {request.num_tokens}"
             )
         request.num_tokens = known
+
+    def _add(self, request: Request, tokens: bytes) -> None:
+        if request.num_given_tokens != request.num_tokens:
+            name = request.request_id
+            raise ValueError(f"request_id must be one whose tokens come here, got {name!r}")
+        if self.enable_prefix_caching:
+            tail = request.tail + tokens
+            if len(tail) >= self.block_size * TOKEN_BYTES:
+                tail = self._keys.extend(request.keys, tail, request.extra)
+            request.tail = tail
+        if request.tokens is not None:
+            request.tokens += tokens
+        request.num_tokens += len(tokens) // TOKEN_BYTES
+        request.num_given_tokens = request.num_tokens
 
     def _request(self, request_id: Hashable) -> Request:
         request = self._requests.get(request_id)
