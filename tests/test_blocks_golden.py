@@ -7,7 +7,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from apclab.blocks import (
     BlockPool,
@@ -38,12 +40,13 @@ PROGRAMS = read_programs()
 UNITS: dict[str, list[Program]] = json.loads((GOLDEN / "units.json").read_text())
 
 
-def tokens(segments: list[list[int]], start: int = 0) -> list[int]:
-    out: list[int] = []
+def tokens(segments: list[list[int]], start: int = 0) -> NDArray[np.int64]:
+    parts, length = [], 0
     for group, count, *first in segments:
-        at = first[0] if first else start + len(out)
-        out += [(7919 * group + 104729 * p + 1) % 31991 for p in range(at, at + count)]
-    return out
+        at = first[0] if first else start + length
+        parts.append((7919 * group + 104729 * np.arange(at, at + count) + 1) % 31991)
+        length += count
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
 
 def digest(value: object) -> str:
@@ -98,12 +101,11 @@ class Replay:
             case "compute":
                 return {"new": pool.compute(name, op["n"])}
             case "lookup":
-                pool.add_request("", **asked(op))
+                arguments = asked(op)
+                pool.add_request("", **arguments)
                 hit = pool.lookup("")
                 pool.free("")
-                if not op.get("skip_read"):
-                    arguments = asked(op)
-                    del arguments["skip_reading_prefix_cache"]
+                if not arguments.pop("skip_reading_prefix_cache"):
                     assert pool.get_computed_blocks(**arguments) == hit
                 return found(hit)
             case "free":
@@ -191,7 +193,7 @@ def replay(program: Program, **options: Any) -> None:
         assert run.pool.num_free == op["nf"], where
         assert [digest(value) for value in state.values()] == op["d"], where
         # the states are compared anyhow; a check of 2000 blocks takes its time
-        if "state" in op or number % 8 == 0:
+        if "state" in op or number % 16 == 0:
             run.pool.check()
 
 
