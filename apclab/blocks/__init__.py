@@ -17,11 +17,13 @@ from apclab.blocks.queues import CachedBlocks, FreeQueue
 from apclab.blocks.request import Request
 from apclab.blocks.stats import HitRate, Lifetimes, PrefixCacheStats, Residency
 from apclab.blocks.table import CSR, BlockTable, Int32, Sharing
+from apclab.blocks.v0 import BlockPoolV0
 
 __all__ = [
     "CSR",
     "AllBlocksCleared",
     "BlockPool",
+    "BlockPoolV0",
     "BlockRemoved",
     "BlockStored",
     "BlockTable",

@@ -1,11 +1,24 @@
-"""The step engine: requests in, steps and their times out. What a step costs comes in as a function.
+"""The step engine: requests in, steps and their times out.
 
-No clock is read and no kernel runs: time is what the cost function says.
+No clock is read and no kernel runs: time is what the cost function that comes in says.
 """
 
 from apclab.engine.config import EngineConfig
+from apclab.engine.loop import Run, StepCost, StepWork, Stuck, run
 from apclab.engine.plan import StepPlan
 from apclab.engine.request import Request
+from apclab.engine.scheduler_v0 import SchedulerV0
 from apclab.engine.scheduler_v1 import SchedulerV1
 
-__all__ = ["EngineConfig", "Request", "SchedulerV1", "StepPlan"]
+__all__ = [
+    "EngineConfig",
+    "Request",
+    "Run",
+    "SchedulerV0",
+    "SchedulerV1",
+    "StepCost",
+    "StepPlan",
+    "StepWork",
+    "Stuck",
+    "run",
+]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from apclab.blocks import BlockPool, ExtraKeys
+from apclab.blocks import BlockPool, BlockPoolV0, ExtraKeys
 from apclab.blocks import Request as PoolRequest
 from apclab.blocks.keys import MAX_TOKEN_ID, TokenIds
 
@@ -76,7 +76,7 @@ class Request:
             )
 
 
-def make_known(pool: BlockPool, request: Request, number: int) -> None:
+def make_known(pool: BlockPool | BlockPoolV0, request: Request, number: int) -> None:
     """Give a request to the pool, which hashes it.
 
     Args:

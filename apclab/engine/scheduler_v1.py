@@ -8,7 +8,7 @@ from collections import deque
 
 from apclab.blocks import BlockPool
 from apclab.engine.config import EngineConfig
-from apclab.engine.plan import StepPlan
+from apclab.engine.plan import StepPlan, sample
 from apclab.engine.request import Request, make_known
 
 
@@ -70,24 +70,7 @@ class SchedulerV1:
         Returns:
             The finished requests, in the order of the plan.
         """
-        finished = []
-        longest = self.config.max_model_len
-        generate = self.pool.generate
-        for request, _ in plan.scheduled:
-            record = request.pool
-            if record.num_computed_tokens < record.num_tokens:
-                continue
-            request.num_output_tokens += 1
-            request.token_steps.append(step)
-            if request.num_output_tokens == request.max_tokens or (
-                longest is not None and record.num_tokens + 1 >= longest
-            ):
-                request.finish = "length"
-                finished.append(request)
-            else:
-                generate(request.request_id)
-        for request in finished:
-            self.pool.free(request.request_id)
+        finished = sample(plan, self.pool, step, self.config.max_model_len)
         if finished:
             self.running = [request for request in self.running if not request.finish]
         return finished
