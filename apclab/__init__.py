@@ -22,6 +22,7 @@ _EXPORTS = {
     "paged_attention_prefill": "attention",
     "read_trace": "traces",
     "replay": "replay",
+    "simulate": "decompose",
 }
 __all__ = ["__version__", "data_dir", *sorted(_EXPORTS)]
 

@@ -27,6 +27,10 @@ class ModelShape:
         num_kv_heads: key and value heads.
         head_size: elements of one head.
         source: where the numbers were read.
+        hidden_size: elements between layers; 0 where only the attention is known.
+        intermediate_size: elements inside a feed-forward layer.
+        vocab_size: different tokens.
+        mlp_matrices: weight matrices of a feed-forward layer.
 
     Raises:
         TypeError: a number is not an int.
@@ -39,6 +43,10 @@ class ModelShape:
     num_kv_heads: int
     head_size: int
     source: str = "given by the user"
+    hidden_size: int = 0
+    intermediate_size: int = 0
+    vocab_size: int = 0
+    mlp_matrices: int = 3
 
     def __post_init__(self) -> None:
         for field in ("num_layers", "num_heads", "num_kv_heads", "head_size"):
@@ -52,6 +60,22 @@ class ModelShape:
                 f"num_heads must be a multiple of num_kv_heads, "
                 f"got {self.num_heads} and {self.num_kv_heads}"
             )
+
+    @property
+    def num_weights(self) -> int:
+        """Weights that a step multiplies with: all layers and the output; no embedding, no norms.
+
+        Raises:
+            ValueError: only the attention's shape is known.
+        """
+        if not self.hidden_size:
+            raise ValueError(
+                f"{self.name}: the step's weights need hidden_size, intermediate_size and "
+                f"vocab_size, and only the attention's shape is known"
+            )
+        heads = 2 * (self.num_heads + self.num_kv_heads) * self.head_size
+        layer = self.hidden_size * (heads + self.mlp_matrices * self.intermediate_size)
+        return self.num_layers * layer + self.hidden_size * self.vocab_size
 
     def token_bytes(self, dtype: str) -> int:
         """Bytes of K and V of one token in one layer, all KV heads together.
@@ -75,6 +99,8 @@ class Device:
         llc_bytes: size of the last-level cache (L2 of most GPUs, Infinity Cache of MI300X).
         llc_gb_per_s: its read rate as measured by others; None where no figure was found.
         source: where the numbers were read.
+        half_tflops: dense 16-bit products of its tensor cores, 1e12 operations a second; None where
+            no data sheet was found.
     """
 
     name: str
@@ -83,6 +109,7 @@ class Device:
     llc_bytes: int
     llc_gb_per_s: float | None
     source: str
+    half_tflops: float | None = None
 
 
 @dataclass(frozen=True)
@@ -164,7 +191,10 @@ def _named(rows: dict[str, Row], name: str, what: str) -> Row:
 
 @cache
 def _models() -> dict[str, ModelShape]:
-    numbers = ("num_layers", "num_heads", "num_kv_heads", "head_size")
+    numbers = (
+        *("num_layers", "num_heads", "num_kv_heads", "head_size"),
+        *("hidden_size", "intermediate_size", "vocab_size", "mlp_matrices"),
+    )
     return {
         row["name"]: ModelShape(
             name=row["name"], source=row["source"], **{field: int(row[field]) for field in numbers}
@@ -183,6 +213,7 @@ def _devices() -> dict[str, Device]:
             llc_bytes=int(row["llc_bytes"]),
             llc_gb_per_s=float(row["llc_gb_per_s"]) if row["llc_gb_per_s"] else None,
             source=row["source"],
+            half_tflops=float(row["half_tflops"]) if row["half_tflops"] else None,
         )
         for row in _rows("devices.csv")
     }

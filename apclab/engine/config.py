@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 POLICIES = ("v1", "v0")
 QUEUES = ("fcfs", "priority", "lpm")
+# tokens of a step where nothing else is asked for: vLLM's defaults for a server, then and now
+BATCHED_TOKENS = {"v1": 8192, "v0": 2048}
 
 
 @dataclass(frozen=True)

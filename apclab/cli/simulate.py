@@ -1,0 +1,161 @@
+"""`apclab simulate`: requests or a trace through the step engine, prefix caching off and on."""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from apclab import specs
+from apclab.cli.report import check_outputs, write_figure
+from apclab.cli.terminal import CommandError, stderr, stdout, watch
+from apclab.decompose import ARMS, Simulation
+from apclab.decompose import simulate as run_arms
+from apclab.engine import EngineConfig, Request, Stuck
+from apclab.engine.config import BATCHED_TOKENS
+from apclab.engine.intake import trace_requests, workload_requests
+from apclab.workload import Workload
+
+_ISSUE = Workload(primed=False)
+_TERMS = ("decode", "prefill", "mixed", "preemption")
+
+
+def _asked(text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel="What is asked")
+
+
+def _engine(text: str) -> Any:
+    return typer.Option(help=text, rich_help_panel="The engine")
+
+
+def simulate(
+    batch: Annotated[int, _asked("Requests.")] = _ISSUE.batch,
+    input_len: Annotated[int, _asked("Prompt tokens of a request.")] = _ISSUE.input_len,
+    output_len: Annotated[int, _asked("Generated tokens of a request.")] = _ISSUE.output_len,
+    cache_hit: Annotated[float, _asked("Shared part of each prompt, 0 to 1.")] = _ISSUE.cache_hit,
+    prefix_groups: Annotated[int, _asked("Different prefixes.")] = _ISSUE.prefix_groups,
+    primed: Annotated[
+        bool, _asked("Whether the prefixes are in the cache at the start.", "--primed/--not-primed")
+    ] = False,
+    rate: Annotated[float, _asked("Arrivals a second (Poisson); inf: all at the start.")] = float(
+        "inf"
+    ),
+    samples: Annotated[int, _asked("Answers to each prompt.")] = 1,
+    trace: Annotated[
+        Path | None, _asked("A request trace instead; see `apclab replay --help`.")
+    ] = None,
+    limit: Annotated[int | None, _asked("Requests of the trace to read at most.")] = None,
+    skip_bad: Annotated[bool, _asked("Leave bad lines of the trace out.")] = False,
+    policy: Annotated[
+        str, _engine("v1: mixed steps (vLLM 0.33); v0: prefill first (May 2024).")
+    ] = "v1",
+    queue: Annotated[str, _engine("fcfs, priority, or lpm: longest cached prefix first.")] = "fcfs",
+    max_num_batched_tokens: Annotated[
+        int | None, _engine("Tokens of a step; default 8192, of v0 2048.")
+    ] = None,
+    max_num_seqs: Annotated[int, _engine("Requests that run at a time.")] = 256,
+    block_size: Annotated[
+        int | None, _engine("Tokens per block; default 16, of a trace what its ids name.")
+    ] = None,
+    num_blocks: Annotated[int | None, _engine("Blocks of the pool; default enough.")] = None,
+    kv_gb: Annotated[float | None, _engine("Or GB of KV cache; default of a trace 40.")] = None,
+    model: Annotated[str, _engine("Whose weights and heads.")] = "llama-13b",
+    device: Annotated[str, _engine("Whose rates, of data/devices.csv.")] = "A100-SXM4-80GB",
+    dtype: Annotated[str, _engine("Of weights and KV cache.")] = "float16",
+    fixed_ms: Annotated[float, _engine("Milliseconds of a step besides its work.")] = 0.0,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print JSON Lines.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the figure to this file.", show_default=False)
+    ] = None,
+) -> int:
+    """Simulate serving with prefix caching off and on: TTFT, TPOT, and where the time went.
+
+    Time is modelled, from a device's rates: `apclab decode` measures. Three runs: caching off; on,
+    but with a kernel that reads every request's own copy; on.
+    """
+    check_outputs(save=None, html=html)
+    config = EngineConfig(
+        policy=policy, queue=queue, max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens or BATCHED_TOKENS.get(policy, 8192),
+    )  # fmt: skip
+    shape = specs.model(model)
+    size = block_size or 16
+    if trace is None:
+        workload = replace(
+            _ISSUE, batch=batch, input_len=input_len, output_len=output_len, cache_hit=cache_hit,
+            prefix_groups=prefix_groups, primed=primed,
+        )  # fmt: skip
+        requests: Workload | Callable[[], Iterable[Request]] = workload
+        if rate != float("inf") or samples > 1:
+            requests = _arriving(workload, rate, samples)
+            num_blocks = num_blocks or 1 + 2 * samples * batch * -(-(input_len + output_len) // size)
+    else:
+        size, requests = _of_trace(trace, block_size, limit, skip_bad)
+        kv_gb = kv_gb if kv_gb is not None or num_blocks else 40.0
+    if kv_gb is not None:
+        num_blocks = 1 + int(kv_gb * 1e9 // (shape.token_bytes(dtype) * shape.num_layers * size))
+    with watch("simulating; Ctrl-C stops and shows what is done") as watching:
+        try:
+            found = run_arms(
+                requests, shape, device, config=config, dtype=dtype, block_size=size,
+                num_blocks=num_blocks, fixed_s=fixed_ms / 1e3,
+                cancelled=watching.cancelled, progress=watching.progress,
+            )  # fmt: skip
+        except Stuck as error:
+            raise CommandError(2, str(error)) from None
+        stopped = watching.cancelled()
+    if json_lines:
+        for row in found.rows():
+            print(json.dumps(row, allow_nan=True).replace("NaN", "null"), flush=True)
+    else:
+        _print(found)
+    if html is not None and found.runs:
+        from apclab import figures
+
+        write_figure(figures.tpot_terms(found.rows(), title=found.finding(), theme="light"), html)
+    if stopped:
+        stderr().print("stopped by Ctrl-C")
+    return 130 if stopped else 0
+
+
+def _arriving(workload: Workload, rate: float, samples: int) -> Callable[[], Iterable[Request]]:
+    return lambda: workload_requests(workload, rate_per_s=rate, samples=samples)
+
+
+def _of_trace(
+    path: Path, block_size: int | None, limit: int | None, skip_bad: bool
+) -> tuple[int, Callable[[], Iterable[Request]]]:
+    from apclab.traces import read_trace
+
+    opened = read_trace(path, limit=limit, skip_bad=skip_bad)
+    size = block_size or opened.block_size or 16
+    return size, lambda: trace_requests(opened, size, opened.block_size)
+
+
+def _print(found: Simulation) -> None:
+    console = stdout()
+    table = Table("prefix caching", box=None, pad_edge=False)
+    for heading in ("steps", "hit %", "TTFT ms", "p99", "TPOT ms", "p99", "ITL ms", "req/s"):
+        table.add_column(heading, justify="right")
+    for term in _TERMS:
+        table.add_column(term, justify="right")
+    names = dict(zip(ARMS, ("off", "on, kernel without reuse", "on"), strict=True))
+    for row in found.rows():
+        table.add_row(
+            names[row["arm"]], f"{row['steps']:,.0f}", f"{100 * row['hit_rate']:.1f}",
+            *(f"{1e3 * row[name]:,.1f}" for name in ("ttft_s_mean", "ttft_s_p99", "tpot_s_mean",
+                                                     "tpot_s_p99", "itl_s_mean")),
+            f"{row['requests_per_s']:.2f}",
+            *(f"{1e3 * row[f'tpot_{term}_s']:.2f}" for term in _TERMS),
+        )  # fmt: skip
+    console.print(table)
+    console.print(
+        "decode, prefill, mixed, preemption: what a request waited for between its tokens, ms a "
+        "token, their sum is TPOT. Times are modelled, not measured.",
+    )
+    console.print(found.rates.basis, markup=False)
+    if sentence := found.finding():
+        console.print(sentence, markup=False)
