@@ -37,7 +37,9 @@ class Simulation:
 
     def rows(self) -> list[dict[str, Any]]:
         """A row an arm: its summary, and the mean terms of TPOT in seconds a token."""
-        return [{"arm": arm, **found.summary(), **mean_terms(found)} for arm, found in self.runs.items()]
+        return [
+            {"arm": arm, **found.summary(), **mean_terms(found)} for arm, found in self.runs.items()
+        ]
 
     def finding(self) -> str:
         """One sentence on TPOT, "" where arms are missing or no request has two tokens."""
@@ -131,9 +133,7 @@ def simulate(
             asked: Iterable[Request] = workload_requests(requests)
         else:
             asked = requests()
-        cost = roofline_step(
-            shape, rates, dtype=dtype, block_size=block_size, reuse=arm == "on"
-        )
+        cost = roofline_step(shape, rates, dtype=dtype, block_size=block_size, reuse=arm == "on")
         told = None
         if progress:
             told = _part(progress, number, len(chosen), arm)
@@ -155,9 +155,7 @@ def _pool(
 ) -> BlockPool | BlockPoolV0:
     if config.policy == "v0":
         return BlockPoolV0(num_blocks, block_size=block_size, enable_prefix_caching=caching)
-    return BlockPool(
-        num_blocks, block_size=block_size, enable_prefix_caching=caching, keys=keys
-    )
+    return BlockPool(num_blocks, block_size=block_size, enable_prefix_caching=caching, keys=keys)
 
 
 def prime(pool: BlockPool | BlockPoolV0, workload: Workload) -> None:

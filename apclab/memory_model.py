@@ -259,6 +259,7 @@ def roofline_step(
         if rates.cache_bytes_per_s is not None:
             attention = max(attention, logical / rates.cache_bytes_per_s)
         attention = max(attention, work.pairs * pair_flop / rates.flop_per_s)
-        return linear + attention + rates.fixed_s
+        seconds: float = linear + attention + rates.fixed_s
+        return seconds
 
     return cost

@@ -21,9 +21,7 @@ METRICS = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
 TERMS = ("decode", "prefill", "mixed", "preemption")
 
 
-def latencies(
-    arrival_s: Float64, token_times_s: Sequence[Float64]
-) -> dict[str, Float64]:
+def latencies(arrival_s: Float64, token_times_s: Sequence[Float64]) -> dict[str, Float64]:
     """TTFT, TPOT and E2E of each request, ITL of each gap.
 
     Args:
@@ -38,7 +36,9 @@ def latencies(
     """
     for number, times in enumerate(token_times_s):
         if len(times) == 0:
-            raise ValueError(f"token_times_s must hold at least one time each, got none of {number}")
+            raise ValueError(
+                f"token_times_s must hold at least one time each, got none of {number}"
+            )
         if times[0] < arrival_s[number]:
             raise ValueError(
                 f"token_times_s[{number}] starts at {times[0]:g} s, before the arrival at "

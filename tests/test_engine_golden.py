@@ -70,7 +70,8 @@ def replay(program: Program) -> None:
     config = EngineConfig(queue=given.pop("policy"), **given)
     scheduler = SchedulerV1(config, pool)
     requests = [request_of(i, asked) for i, asked in enumerate(program["requests"])]
-    first_token, last_step = {}, {}
+    first_token: dict[Any, int] = {}
+    last_step: dict[Any, int] = {}
     for k, step in enumerate(program["steps"]):
         for (_, act, value), (result, ids) in zip(
             [c for c in program.get("control", []) if c[0] == k], step.get("ctl", []), strict=True
@@ -126,9 +127,11 @@ def replay(program: Program) -> None:
         stats.preempted_queries, stats.preempted_hits,
     ] == final["stats"]  # fmt: skip
     for request, expected in zip(requests, final["requests"], strict=True):
+        name = request.request_id
         found = [
-            request.first_step, first_token.get(request.request_id, -1), last_step.get(request.request_id, -1),
-            request.num_preemptions, request.first_hit_tokens, request.num_output_tokens, request.finish,
+            request.first_step, first_token.get(name, -1), last_step.get(name, -1),
+            request.num_preemptions, request.first_hit_tokens, request.num_output_tokens,
+            request.finish,
         ]  # fmt: skip
         assert found == expected or -1 in found, request.request_id
 

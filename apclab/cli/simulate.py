@@ -91,7 +91,9 @@ def simulate(
         requests: Workload | Callable[[], Iterable[Request]] = workload
         if rate != float("inf") or samples > 1:
             requests = _arriving(workload, rate, samples)
-            num_blocks = num_blocks or 1 + 2 * samples * batch * -(-(input_len + output_len) // size)
+            num_blocks = num_blocks or 1 + 2 * samples * batch * -(
+                -(input_len + output_len) // size
+            )
     else:
         size, requests = _of_trace(trace, block_size, limit, skip_bad)
         kv_gb = kv_gb if kv_gb is not None or num_blocks else 40.0
@@ -138,7 +140,7 @@ def _of_trace(
 def _print(found: Simulation) -> None:
     console = stdout()
     table = Table("prefix caching", box=None, pad_edge=False)
-    for heading in ("steps", "hit %", "TTFT ms", "p99", "TPOT ms", "p99", "ITL ms", "req/s"):
+    for heading in ("steps", "hit %", "TTFT s", "p99", "TPOT ms", "p99", "ITL ms", "req/s"):
         table.add_column(heading, justify="right")
     for term in _TERMS:
         table.add_column(term, justify="right")
@@ -146,8 +148,8 @@ def _print(found: Simulation) -> None:
     for row in found.rows():
         table.add_row(
             names[row["arm"]], f"{row['steps']:,.0f}", f"{100 * row['hit_rate']:.1f}",
-            *(f"{1e3 * row[name]:,.1f}" for name in ("ttft_s_mean", "ttft_s_p99", "tpot_s_mean",
-                                                     "tpot_s_p99", "itl_s_mean")),
+            *(f"{row[name]:,.3f}" for name in ("ttft_s_mean", "ttft_s_p99")),
+            *(f"{1e3 * row[name]:,.1f}" for name in ("tpot_s_mean", "tpot_s_p99", "itl_s_mean")),
             f"{row['requests_per_s']:.2f}",
             *(f"{1e3 * row[f'tpot_{term}_s']:.2f}" for term in _TERMS),
         )  # fmt: skip

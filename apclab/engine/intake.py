@@ -37,13 +37,13 @@ def workload_requests(
             # a sample's tokens are its own
             own = output if samples == 1 else (output.astype(np.int64) + 7919 * sample) % 32_000
             name = number if samples == 1 else (number, sample)
-            found.append(
-                Request(name, float(arrivals[number]), workload.output_len, prompt, own)
-            )
+            found.append(Request(name, float(arrivals[number]), workload.output_len, prompt, own))
     return found
 
 
-def trace_requests(requests: Iterable[Any], block_size: int, trace_block_size: int | None) -> Iterator[Request]:
+def trace_requests(
+    requests: Iterable[Any], block_size: int, trace_block_size: int | None
+) -> Iterator[Request]:
     """A trace's requests, with its ids as keys; outputs are never asked for again.
 
     Args:

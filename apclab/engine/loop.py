@@ -219,7 +219,9 @@ class _Loop:
             work = self._work(plan)
             duration = self.step_cost(work)
             if not 0 < duration < float("inf"):
-                raise ValueError(f"step_cost must return seconds above 0, got {duration!r} for {work}")
+                raise ValueError(
+                    f"step_cost must return seconds above 0, got {duration!r} for {work}"
+                )
             self._note(now, duration, work, plan)
             for request in plan.admitted:
                 if request.first_step < 0:

@@ -28,9 +28,7 @@ class SchedulerV1:
         self.config = config
         self.pool = pool
         self.running: list[Request] = []
-        self.waiting: deque[Request] | list[Request] = (
-            [] if config.queue == "priority" else deque()
-        )
+        self.waiting: deque[Request] | list[Request] = [] if config.queue == "priority" else deque()
         self._seats = config.max_num_active_seqs or config.max_num_seqs
         # for prefill_schedule_interval
         self._executed = 0
