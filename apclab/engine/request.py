@@ -91,7 +91,7 @@ def make_known(pool: BlockPool | BlockPoolV0, request: Request, number: int) -> 
     if blocks > pool.num_blocks - 1:
         raise ValueError(
             f"a prompt of {request.num_prompt_tokens} tokens needs {blocks} blocks of "
-            f"{pool.block_size}, the pool has {pool.num_blocks - 1} (request {request.request_id!r})"
+            f"{pool.block_size}, the pool has {pool.num_blocks - 1} ({request.request_id!r})"
         )
     if request.token_ids is None:
         request.pool = pool.add_hashed_request(
