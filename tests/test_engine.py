@@ -30,7 +30,7 @@ def simulated(
 
 
 def tokens_of(found: Run) -> list[int]:
-    return (found.steps["prefill_tokens"] + found.steps["decode_tokens"]).tolist()
+    return [int(n) for n in found.steps["prefill_tokens"] + found.steps["decode_tokens"]]
 
 
 def test_issue_4860_without_caching() -> None:
