@@ -90,10 +90,36 @@ def paged_attention(numbers: dict[str, Any]) -> None:
     assert all(ratio >= 1.5 for ratio in numbers["ratio"])
 
 
+def blocks_and_prefixes(numbers: dict[str, Any]) -> None:
+    # ten equal tokens are two equal blocks of four
+    assert numbers["same_keys"] == [True, True, False]
+    assert numbers["tables"] == [[1, 2, 3, 4], [1, 2, 5, 0]]
+    assert numbers["ref_cnt"] == [2, 2, 1, 1, 1, 0, 0, 0, 0, 0]
+    assert numbers["readers_mean"] == 7 / 5
+    # last block first; one without a key to the front, one with a key to the end
+    assert numbers["queues"] == [[4, 6, 7, 8, 9, 10, 3], [4, 6, 7, 8, 9, 10, 3, 5, 2, 1]]
+    assert numbers["refused"]
+    assert numbers["resumed"] == numbers["stranger_hits"] == 28  # seven full blocks of 30 tokens
+    # 240 shared tokens in whole blocks
+    assert numbers["hit_by_size"] == [240 // n * n for n in (1, 4, 16, 32, 64, 128, 256, 784)]
+
+
+def real_traces(numbers: dict[str, Any]) -> None:
+    assert numbers["infinite"]["lru"] == pytest.approx(0.5, abs=0.01)  # as the trace was made
+    assert len(set(numbers["infinite"].values())) == 1
+    assert numbers["hit_rates"]["off"] == 0.0
+    assert numbers["hit_rates"]["on"] > 0.2
+    assert numbers["tpot"]["off"] > numbers["tpot"]["engine"] > numbers["tpot"]["on"] > 0
+    assert numbers["residual"] < 1e-9
+    assert 1.0 <= numbers["readers"] < 3
+
+
 CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
     "00_the_question": the_question,
+    "01_blocks_and_prefixes": blocks_and_prefixes,
     "02_paged_attention": paged_attention,
     "04_decode_lab": decode_lab,
+    "08_real_traces": real_traces,
 }
 
 
