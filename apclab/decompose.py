@@ -27,6 +27,7 @@ class Simulation:
 
     Attributes:
         runs: "off", "engine" (caching on, kernel without reuse) and "on", as far as they came.
+            Their steps have "logical_bytes" and "distinct_bytes" of KV, all layers, too.
         rates: what the steps were priced with.
         num_blocks: of each run's pool.
     """
@@ -140,6 +141,9 @@ def simulate(
         found = run(asked, config, pool, cost, cancelled=cancelled, progress=told)
         if found.stopped:
             break
+        token_bytes = shape.token_bytes(dtype) * shape.num_layers
+        found.steps["logical_bytes"] = found.steps["context_tokens"] * token_bytes
+        found.steps["distinct_bytes"] = found.steps["distinct_blocks"] * block_size * token_bytes
         runs[arm] = found
     return Simulation(runs, rates, num_blocks)
 
@@ -167,3 +171,35 @@ def prime(pool: BlockPool | BlockPoolV0, workload: Workload) -> None:
         if isinstance(pool, BlockPoolV0):
             pool.mark_computed(name)
         pool.free(name)
+
+
+# what a point of a sweep may set, beside the fields of a workload
+ENGINE_FIELDS = ("policy", "queue", "max_num_batched_tokens", "max_num_seqs")
+OTHER_FIELDS = ("model", "device", "dtype", "block_size", "num_blocks", "fixed_s")
+
+
+def simulate_point(**point: Any) -> dict[str, Any]:
+    """One point of a sweep: what `simulate` gives for a workload, as what JSON can hold.
+
+    Args:
+        point: fields of `Workload`, and some of ENGINE_FIELDS and OTHER_FIELDS.
+
+    Returns:
+        "rows" and "finding" of the `Simulation`; what is no number is None.
+
+    Raises:
+        TypeError, ValueError: as `simulate`, and for a name that nothing here has.
+    """
+    fields = set(Workload.__dataclass_fields__)
+    if unknown := set(point) - fields - {*ENGINE_FIELDS, *OTHER_FIELDS}:
+        known = sorted({*fields, *ENGINE_FIELDS, *OTHER_FIELDS})
+        raise ValueError(f"a point may set {', '.join(known)}; got {min(unknown)!r}")
+    asked = {name: value for name, value in point.items() if name in fields}
+    config = EngineConfig(**{name: point[name] for name in ENGINE_FIELDS if name in point})
+    others = {name: point[name] for name in OTHER_FIELDS if name in point}
+    found = simulate(Workload(**asked), config=config, **others)
+    rows = [
+        {name: None if value != value else value for name, value in row.items()}
+        for row in found.rows()
+    ]
+    return {"rows": rows, "finding": found.finding()}

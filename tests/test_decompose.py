@@ -147,3 +147,36 @@ def test_the_command_says_what_is_wrong_in_one_line(
 ) -> None:
     assert command(["simulate", *arguments]) == 2
     assert complaint in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_sweep_goes_to_its_file_and_resumes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "s.jsonl"
+    asked = ["simulate", "--batch", "5", "--output-len", "3", "--out", str(out), "--sweep"]
+    assert command([*asked, "cache_hit=0,1", "--sweep", "policy=v0,v1"]) == 0
+    assert len(out.read_text().splitlines()) == 4
+    assert "TPOT ms off" in capsys.readouterr().out
+    assert command([*asked, "cache_hit=0,0.5,1", "--sweep", "policy=v0,v1", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["point"]["cache_hit"] for row in rows] == [0, 0, 0.5, 0.5, 1, 1]
+    assert len(out.read_text().splitlines()) == 6
+    # a point that fails is told, the others are there
+    assert command([*asked, "batch=5,0"]) == 2
+    assert "batch=0: ValueError: batch must be at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--sweep", "batch=1"], "a sweep needs --sweep NAME=V,V,... and --out FILE"),
+        (["--sweep", "batch", "--out", "f"], "--sweep must be NAME=V,V,..., got 'batch'"),
+        (["--sweep", "bach=1", "--out", "f"], "got 'bach'"),
+        (["--sweep", "batch=1", "--out", "f", "--kv-gb", "3"], "a sweep does without --kv-gb"),
+    ],
+)
+def test_a_bad_sweep_is_told_in_one_line(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["simulate", *arguments]) == 2
+    assert complaint in capsys.readouterr().err.splitlines()[-1]

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from apclab import specs
 from apclab.cli.report import check_outputs, write_figure
+from apclab.cli.sweep import run_sweep
 from apclab.cli.terminal import CommandError, stderr, stdout, watch
 from apclab.decompose import ARMS, Simulation
 from apclab.decompose import simulate as run_arms
@@ -25,6 +26,10 @@ _TERMS = ("decode", "prefill", "mixed", "preemption")
 
 def _asked(text: str, *names: str) -> Any:
     return typer.Option(*names, help=text, rich_help_panel="What is asked")
+
+
+def _sweep(text: str) -> Any:
+    return typer.Option(help=text, show_default=False, rich_help_panel="Many points")
 
 
 def _engine(text: str) -> Any:
@@ -66,6 +71,16 @@ def simulate(
     device: Annotated[str, _engine("Whose rates, of data/devices.csv.")] = "A100-SXM4-80GB",
     dtype: Annotated[str, _engine("Of weights and KV cache.")] = "float16",
     fixed_ms: Annotated[float, _engine("Milliseconds of a step besides its work.")] = 0.0,
+    sweep: Annotated[
+        list[str] | None,
+        _sweep("NAME=V,V,... such as batch=50,100 or policy=v0,v1; repeatable, all combinations."),
+    ] = None,
+    out: Annotated[
+        Path | None, _sweep("Where points go as they are done; what it holds is not done again.")
+    ] = None,
+    scheduler: Annotated[
+        str | None, _sweep("A Dask cluster's scheduler, tcp://host:8786 (apclab[cluster]).")
+    ] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="Print JSON Lines.")] = False,
     html: Annotated[
         Path | None, typer.Option(help="Write the figure to this file.", show_default=False)
@@ -83,6 +98,19 @@ def simulate(
     )  # fmt: skip
     shape = specs.model(model)
     size = block_size or 16
+    if sweep or out or scheduler:
+        point = {
+            "batch": batch, "input_len": input_len, "output_len": output_len,
+            "cache_hit": cache_hit, "prefix_groups": prefix_groups, "primed": primed,
+            "policy": policy, "queue": queue, "max_num_seqs": max_num_seqs, "model": model,
+            "device": device, "dtype": dtype, "block_size": size, "fixed_s": fixed_ms / 1e3,
+            "max_num_batched_tokens": max_num_batched_tokens, "num_blocks": num_blocks,
+        }  # fmt: skip
+        others = {"--trace": trace, "--kv-gb": kv_gb, "--html": html}
+        if given := [name for name, value in others.items() if value is not None]:
+            raise CommandError(2, f"a sweep does without {', '.join(given)}")
+        given_point = {name: value for name, value in point.items() if value is not None}
+        return run_sweep(given_point, sweep or [], out, scheduler, json_lines=json_lines)
     if trace is None:
         workload = replace(
             _ISSUE, batch=batch, input_len=input_len, output_len=output_len, cache_hit=cache_hit,

@@ -4,7 +4,8 @@ No clock is read and no kernel runs: time is what the cost function that comes i
 """
 
 from apclab.engine.config import EngineConfig
-from apclab.engine.loop import Run, StepCost, StepWork, Stuck, run
+from apclab.engine.loop import StepCost, Stuck, run
+from apclab.engine.outcome import Run, StepWork
 from apclab.engine.plan import StepPlan
 from apclab.engine.request import Request
 from apclab.engine.scheduler_v0 import SchedulerV0

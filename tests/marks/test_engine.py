@@ -38,7 +38,8 @@ def on_nominal(act: Callable[[], object]) -> float:
         start = time.perf_counter()
         act()
         seconds = time.perf_counter() - start
-    return seconds / ((before + calibration_ns()) / 2 / NOMINAL_NS)
+    nominal: float = seconds / ((before + calibration_ns()) / 2 / NOMINAL_NS)
+    return nominal
 
 
 @pytest.mark.mark
