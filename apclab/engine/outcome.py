@@ -78,6 +78,9 @@ class Run:
         hits = sum(max(0, request.first_hit_tokens) for request in done)
         total_s = float(self.end_s[-1]) if len(self.end_s) else 0.0
         outputs = sum(request.num_output_tokens for request in done)
+        computed = self.steps["prefill_tokens"].sum() + self.steps["decode_tokens"].sum()
+        # a last token needs no slot, so nobody computes it
+        once = prompts - hits + outputs - len(done)
         return {
             **summary(self.latencies()),
             "requests": float(len(done)),
@@ -86,6 +89,8 @@ class Run:
             "output_tokens": float(outputs),
             "hit_rate": hits / prompts if prompts else 0.0,
             "preemptions": float(self.steps["preempted"].sum()),
+            # 0 where nobody was preempted or aborted
+            "recomputed_tokens": float(computed - once),
             "total_s": total_s,
             "requests_per_s": len(done) / total_s if total_s else float("nan"),
             "output_tokens_per_s": outputs / total_s if total_s else float("nan"),
