@@ -1,0 +1,249 @@
+"""Runs of blocks that requests share from their first column on, found in the block tables alone.
+
+NumPy, no kernel, nothing of ours: what is found here, the prefix-aware kernels read once for all
+its requests. Reference counts would not do: a block can be held by requests outside the batch, or
+by requests that have it in different columns.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+
+class Run(NamedTuple):
+    """Blocks that some requests of a batch have in common, all of them full."""
+
+    requests: Int32  # [n], n >= 2 rows of the batch, ascending
+    first: int  # table column of the first block
+    blocks: Int32  # [m] block ids
+
+
+class Runs(NamedTuple):
+    """The runs of a batch, and what they leave."""
+
+    runs: list[Run]  # a run before those that continue it
+    tail_starts: Int32  # [batch] tokens, multiples of the block size: where a request's tail begins
+
+
+class Rates(NamedTuple):
+    """What a machine does, measured: the rule of `cascade_pays` has no other numbers."""
+
+    product_flop_per_s: float  # matrix product of a run
+    dram_bytes_per_s: float  # paged kernel, every block its own
+    cache_bytes_per_s: float  # paged kernel, all requests share
+    run_s: float  # one more run
+    launch_s: float  # the prefix-aware kernel as such: more states, their merge
+
+
+class _Node(NamedTuple):
+    rows: Int32  # requests whose tables begin with the same `end` blocks
+    end: int
+    children: list[int]
+
+
+def find_runs(block_tables: Int32, seq_lens: Int32, block_size: int, *, levels: int = 2) -> Runs:
+    """Find the prefix runs of a batch: those that save the most reads of blocks.
+
+    Args:
+        block_tables: int32 [batch, max_blocks]; what lies past a row's length is not looked at.
+        seq_lens: int32 [batch], tokens. A last block that is not full belongs to no run.
+        block_size: tokens per block.
+        levels: most runs that follow one another in a request, as a prompt that all share and a
+            document that some share.
+
+    Returns:
+        Runs of at least two requests. Of each request they are consecutive from column 0 on, and
+        what is behind them is its tail.
+    """
+    nodes, roots = _prefix_tree(block_tables, seq_lens // block_size)
+    columns = block_tables.shape[1]
+    # gains[level][node][start]: reads saved below a node by so many runs in a row, the first of
+    # them from column `start` on
+    gains = [np.zeros((len(nodes), columns + 1), np.int64)]
+    takes = [np.zeros((len(nodes), columns + 1), bool)]
+    starts = np.arange(columns + 1)
+    for level in range(1, levels + 1):
+        gain, take = np.zeros_like(gains[0]), np.zeros_like(takes[0])
+        for i in reversed(range(len(nodes))):  # children come after their parents
+            rows, end, children = nodes[i]
+            taken = (end - starts) * (len(rows) - 1) + gains[level - 1][children, end].sum()
+            left: Int64 = gain[children].sum(0)
+            take[i] = taken >= left
+            gain[i] = np.maximum(taken, left)
+        gains.append(gain)
+        takes.append(take)
+    runs = []
+    todo = [(root, 0, levels) for root in reversed(roots)]
+    while todo:
+        i, start, level = todo.pop()
+        if level == 0:
+            continue
+        rows, end, children = nodes[i]
+        if takes[level][i, start]:
+            runs.append(Run(rows, start, block_tables[rows[0], start:end].astype(np.int32)))
+            start, level = end, level - 1
+        todo += [(child, start, level) for child in reversed(children)]
+    return Runs(runs, _tail_starts(runs, len(seq_lens), block_size))
+
+
+def _prefix_tree(tables: Int32, full: Int32) -> tuple[list[_Node], list[int]]:
+    """Sets of at least two requests with equal first columns, as long as the set stays whole.
+
+    Returns:
+        The nodes, parents before children, and which of them are roots.
+    """
+    nodes: list[_Node] = []
+    roots: list[int] = []
+    todo = [(np.arange(len(tables), dtype=np.int32), 0, roots)]
+    while todo:
+        rows, column, siblings = todo.pop()
+        rows = rows[full[rows] > column]
+        if len(rows) < 2:
+            continue
+        _, which, count = np.unique(tables[rows, column], return_inverse=True, return_counts=True)
+        for one in np.flatnonzero(count > 1):
+            same = rows[which == one]
+            shortest = int(full[same].min())
+            # [columns]: where all rows go on alike
+            alike = (tables[same, column:shortest] == tables[same[0], column:shortest]).all(0)
+            end = shortest if alike.all() else column + int(alike.argmin())
+            siblings.append(len(nodes))
+            nodes.append(_Node(same, end, []))
+            todo.append((same, end, nodes[-1].children))
+    return nodes, roots
+
+
+def _tail_starts(runs: Sequence[Run], batch: int, block_size: int) -> Int32:
+    starts = np.zeros(batch, np.int32)
+    for run in runs:
+        starts[run.requests] = (run.first + len(run.blocks)) * block_size
+    return starts
+
+
+def saved_s(
+    run: Run,
+    *,
+    block_size: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    itemsize: int,
+    rates: Rates,
+) -> float:
+    """Seconds that one run saves if it is read once; negative where it costs.
+
+    With n requests and b = 2 * tokens * num_kv_heads * head_size * itemsize bytes of K and V, the
+    paged kernel reads b from DRAM once and from the cache n - 1 times:
+    b / dram + (n - 1) * b / cache. The prefix-aware kernel reads b once and does the two products,
+    4 * n * num_heads * head_size * tokens operations:
+    max(operations / product, b / dram) + run_s.
+
+    Args:
+        run: the run.
+        block_size: tokens per block.
+        num_heads: query heads.
+        num_kv_heads: key and value heads.
+        head_size: elements per head.
+        itemsize: bytes of an element of the caches.
+        rates: of the machine.
+    """
+    n, tokens = len(run.requests), len(run.blocks) * block_size
+    read = 2 * tokens * num_kv_heads * head_size * itemsize
+    plain = read / rates.dram_bytes_per_s + (n - 1) * read / rates.cache_bytes_per_s
+    product = 4 * n * num_heads * head_size * tokens / rates.product_flop_per_s
+    return plain - max(product, read / rates.dram_bytes_per_s) - rates.run_s
+
+
+def cascade_pays(
+    run: Run,
+    *,
+    block_size: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    itemsize: int,
+    rates: Rates,
+) -> bool:
+    """Whether reading a run once for all its requests is faster than leaving it to the caches.
+
+    Args:
+        run: see `saved_s`, whose arithmetic this is, and the others.
+        block_size: see there.
+        num_heads: see there.
+        num_kv_heads: see there.
+        head_size: see there.
+        itemsize: see there.
+        rates: see there.
+    """
+    return (
+        saved_s(
+            run, block_size=block_size, num_heads=num_heads, num_kv_heads=num_kv_heads,
+            head_size=head_size, itemsize=itemsize, rates=rates,
+        )
+        > 0
+    )  # fmt: skip
+
+
+def choose_runs(
+    runs: Runs,
+    *,
+    block_size: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    itemsize: int,
+    rates: Rates,
+) -> tuple[Runs, str]:
+    """Keep the runs that pay; none if together they do not earn the launch.
+
+    A run that does not pay is added in front of those that continue it, else left to the tails.
+
+    Args:
+        runs: as from `find_runs`.
+        block_size: see `saved_s`, and the others.
+        num_heads: see there.
+        num_kv_heads: see there.
+        head_size: see there.
+        itemsize: see there.
+        rates: see there.
+
+    Returns:
+        The runs that are left, and a sentence that says why some are not; "" if all are.
+    """
+    shape = {
+        "block_size": block_size, "num_heads": num_heads, "num_kv_heads": num_kv_heads,
+        "head_size": head_size, "itemsize": itemsize,
+    }  # fmt: skip
+    kept: list[Run] = []
+    earned = 0.0
+    open_runs = list(runs.runs)
+    while open_runs:
+        run = open_runs.pop(0)
+        if (saved := saved_s(run, **shape, rates=rates)) > 0:
+            kept.append(run)
+            earned += saved
+            continue
+        end = run.first + len(run.blocks)
+        for i, other in enumerate(open_runs):
+            if other.first == end and np.isin(other.requests, run.requests).all():
+                blocks = np.concatenate([run.blocks, other.blocks])
+                open_runs[i] = Run(other.requests, run.first, blocks)
+    batch = len(runs.tail_starts)
+    found = len(runs.runs)
+    if not found:
+        return runs, "no two requests share a full block from their first token on"
+    if earned <= rates.launch_s:
+        none = Runs([], np.zeros(batch, np.int32))
+        gain = f"{earned * 1e6:.3g} us" if kept else "nothing"
+        return none, f"{_runs(found)} would save {gain}, {rates.launch_s * 1e6:.3g} us are spent"
+    why = "" if len(kept) == found else f"{len(kept)} of {_runs(found)} pay"
+    return Runs(kept, _tail_starts(kept, batch, block_size)), why
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'' if count == 1 else 's'}"
