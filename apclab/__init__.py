@@ -16,6 +16,7 @@ _EXPORTS = {
     "DecodeLab": "widgets",
     "ISSUE_4860": "workload",
     "Workload": "workload",
+    "calibrate": "bench",
     "compare_decode": "bench",
     "load_results": "results",
     "paged_attention_decode": "attention",

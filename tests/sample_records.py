@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from apclab.results import SCHEMA, Record
+from apclab.results import PROBES, SCHEMA, Record
 
 _GROUPS = ("device", "workload", "model")
 
@@ -98,3 +98,30 @@ def sample_pair(
         sample_record(p50_us=private_us, **asked),
         sample_record(**{**shared, **fewer, **asked}),
     ]
+
+
+def sample_calibration(probe: str) -> Record:
+    """A valid record of one probe: 1 GB in 50 ms, 2 Gflop in 10 ms, or 20 us."""
+    us = {"launch": 20.0, "product": 1e4}.get(probe, 5e4)
+    size = 0 if probe == "product" else 10**9
+    value = {"launch": 20e-6, "product": 2e11}.get(probe, 2e10)
+    taken = (
+        *("schema", "apclab", "commit", "dirty", "kernel_sha256", "created", "device"),
+        *("environment", "model", "backend", "order", "l2", "threads", "max_error"),
+        *("error_bound", "checked", "notes"),
+    )
+    record = sample_record()
+    return {name: record[name] for name in taken} | {
+        "kind": "calibration",
+        "probe": probe,
+        "asked": {"batch": 64, "seq_len": 304},
+        "logical_bytes": size,
+        "distinct_bytes": size,
+        "flops": 2 * 10**9 if probe == "product" else 0,
+        "samples_us": [us, us, us],
+        "p20_us": us,
+        "p50_us": us,
+        "p80_us": us,
+        "value": value,
+        "unit": PROBES[probe],
+    }

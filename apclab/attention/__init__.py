@@ -3,6 +3,8 @@
 It holds no kernel and no clock. A backend that cannot run here is an error that says why.
 """
 
+from apclab_kernels.runs import Rates
+
 from apclab.attention.compiled import compile_kernels
 from apclab.attention.interpreted import interpreter, plan_interpreted
 from apclab.attention.launch import (
@@ -29,6 +31,7 @@ __all__ = [
     "ORDERS",
     "Comparison",
     "Launch",
+    "Rates",
     "Unavailable",
     "as_torch",
     "compare",

@@ -8,6 +8,7 @@ import numpy as np
 import apclab
 from apclab.attention import Comparison, kernel_sha256
 from apclab.bench.bound import Bound
+from apclab.bench.how import How
 from apclab.clock import commit, environment, machine
 from apclab.results import SCHEMA, Record
 
@@ -19,26 +20,10 @@ def make_records(
     samples: dict[str, list[float]],
 ) -> list[Record]:
     """One record a case, in the order of `samples` as asked for."""
-    head, dirty = commit()
-    device = machine(bound.how.kind)
-    common: Record = {
-        "schema": SCHEMA,
-        "apclab": apclab.__version__,
-        "commit": head,
-        "dirty": dirty,
-        "kernel_sha256": kernel_sha256(bound.how.backend),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": {
-            "name": device["name"],
-            "kind": bound.how.kind,
-            "llc_bytes": device["llc_bytes"] if device["llc_known"] else None,
-            "dram_gb_per_s": next(r["gb_per_s"] for r in ladder if r["level"] == "DRAM"),
-            "dram_basis": "measured",
-            "ladder": ladder,
-        },
+    common: Record = stamp(bound.how, ladder) | {
         "environment": environment(bound.how.kind) | {"first_call_s": dict(bound.first_call_s)},
         "workload": _workload(bound),
-        "model": _model(bound),
+        "model": model_of(bound),
         "backend": bound.how.backend,
         "order": bound.how.order,
         "l2": bound.memory.l2,
@@ -54,9 +39,37 @@ def make_records(
     return [common | _case(bound, case, checks[case], samples[case]) for case in bound.how.cases]
 
 
-def _case(bound: Bound, case: str, check: Comparison, seconds: list[float]) -> Record:
+def stamp(how: How, ladder: list[dict[str, Any]]) -> Record:
+    """The fields that say which package, commit, kernel and device, and when."""
+    head, dirty = commit()
+    device = machine(how.kind)
+    return {
+        "schema": SCHEMA,
+        "apclab": apclab.__version__,
+        "commit": head,
+        "dirty": dirty,
+        "kernel_sha256": kernel_sha256(how.backend),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": {
+            "name": device["name"],
+            "kind": how.kind,
+            "llc_bytes": device["llc_bytes"] if device["llc_known"] else None,
+            "dram_gb_per_s": next(r["gb_per_s"] for r in ladder if r["level"] == "DRAM"),
+            "dram_basis": "measured",
+            "ladder": ladder,
+        },
+    }
+
+
+def timed(seconds: list[float]) -> Record:
+    """The fields of a time: samples and percentiles, microseconds."""
     times = np.array(seconds) * 1e6
     p20, p50, p80 = (float(p) for p in np.percentile(times, [20, 50, 80]))
+    return {"samples_us": times.tolist(), "p20_us": p20, "p50_us": p50, "p80_us": p80}
+
+
+def _case(bound: Bound, case: str, check: Comparison, seconds: list[float]) -> Record:
+    times = timed(seconds)
     sharing = bound.tables[case].sharing()
     token_bytes = bound.model.token_bytes(bound.how.dtype)
     logical = sharing.logical_bytes(token_bytes)
@@ -64,13 +77,10 @@ def _case(bound: Bound, case: str, check: Comparison, seconds: list[float]) -> R
     return {
         "case": case,
         "placement": {"kind": "permuted", "seed": seed, "num_blocks": bound.keys.shape[1]},
-        "samples_us": times.tolist(),
-        "p20_us": p20,
-        "p50_us": p50,
-        "p80_us": p80,
+        **times,
         "logical_bytes": logical,
         "distinct_bytes": sharing.distinct_bytes(token_bytes),
-        "gb_per_s": logical / p50 / 1e3,
+        "gb_per_s": logical / times["p50_us"] / 1e3,
         "max_error": check.max_error,
         "error_bound": check.error_bound,
         "checked": check.checked,
@@ -88,7 +98,8 @@ def _workload(bound: Bound) -> dict[str, Any]:
     }
 
 
-def _model(bound: Bound) -> dict[str, Any]:
+def model_of(bound: Bound) -> dict[str, Any]:
+    """The fields of the model's shape and of its cache."""
     shape = bound.model
     return {
         "name": shape.name,

@@ -3,7 +3,7 @@
 import math
 import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -186,11 +186,10 @@ RECORD_FIELDS: dict[str, Field] = {
         lambda value: isinstance(value, list) and all(isinstance(x, str) for x in value),
     ),
 }
-_GROUPS = {name.partition(".")[0] for name in RECORD_FIELDS if "." in name}
 
 
 def validate(record: object) -> None:
-    """Check that a record is complete, of the right kinds and consistent with itself.
+    """Check that the record of a decode step is complete and consistent with itself.
 
     Args:
         record: what `json.loads` gave, or what a measurement made.
@@ -198,30 +197,45 @@ def validate(record: object) -> None:
     Raises:
         ValueError: naming the field, what it should be and what it is.
     """
-    flat = _flatten(record)
-    for name, field in RECORD_FIELDS.items():
+    flat = check_fields(record, RECORD_FIELDS)
+    check_percentiles(flat)
+    _check_consistency(flat)
+
+
+def check_fields(record: object, fields: Mapping[str, Field]) -> dict[str, Any]:
+    """Hold a record against a table of fields.
+
+    Returns:
+        The record's values by the names of the table.
+
+    Raises:
+        ValueError: a field is missing, unknown, or not what it should be.
+    """
+    flat = _flatten(record, fields)
+    for name, field in fields.items():
         if name not in flat:
             raise ValueError(f"record lacks {name!r} ({field.meaning})")
         if not field.accepts(flat[name]):
             raise ValueError(f"{name} must be {field.expected}, got {_show(flat[name])}")
-    _check_consistency(flat)
+    return flat
 
 
-def _flatten(record: object) -> dict[str, Any]:
+def _flatten(record: object, fields: Mapping[str, Field]) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise ValueError(f"record must be an object, got {type(record).__name__}")
     # another version may have other fields: say that first
     if (schema := record.get("schema")) != SCHEMA:
         raise ValueError(f"schema must be {SCHEMA}, got {_show(schema)}")
+    groups = {name.partition(".")[0] for name in fields if "." in name}
     flat: dict[str, Any] = {}
     for name, value in record.items():
-        if name not in _GROUPS:
+        if name not in groups:
             inner: dict[Any, Any] = {name: value}
         elif isinstance(value, dict):
             inner = {f"{name}.{field}": item for field, item in value.items()}
         else:
             raise ValueError(f"{name} must be an object, got {_show(value)}")
-        if not inner.keys() <= RECORD_FIELDS.keys() or (name not in _GROUPS and "." in name):
+        if not inner.keys() <= fields.keys() or (name not in groups and "." in name):
             raise ValueError(
                 f"record has a field that schema {SCHEMA} does not know, in {_show(name)}"
             )
@@ -234,12 +248,12 @@ def _show(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _check_consistency(flat: dict[str, Any]) -> None:
-    if flat["model.num_heads"] % flat["model.num_kv_heads"]:
-        raise ValueError(
-            "model.num_heads must be a multiple of model.num_kv_heads, "
-            f"got {flat['model.num_heads']} and {flat['model.num_kv_heads']}"
-        )
+def check_percentiles(flat: Mapping[str, Any]) -> None:
+    """Check that the percentiles rise within the samples.
+
+    Raises:
+        ValueError: they do not.
+    """
     low, p20, p50, p80, high = (
         min(flat["samples_us"]) * (1 - _ROUNDING),
         flat["p20_us"],
@@ -251,12 +265,21 @@ def _check_consistency(flat: dict[str, Any]) -> None:
         raise ValueError(
             f"p20_us, p50_us, p80_us must rise within the samples, got {p20}, {p50}, {p80}"
         )
+
+
+def _check_consistency(flat: Mapping[str, Any]) -> None:
+    if flat["model.num_heads"] % flat["model.num_kv_heads"]:
+        raise ValueError(
+            "model.num_heads must be a multiple of model.num_kv_heads, "
+            f"got {flat['model.num_heads']} and {flat['model.num_kv_heads']}"
+        )
     if flat["distinct_bytes"] > flat["logical_bytes"]:
         raise ValueError(
             f"distinct_bytes must not exceed logical_bytes {flat['logical_bytes']}, "
             f"got {flat['distinct_bytes']}"
         )
-    rate = flat["logical_bytes"] / p50 / 1e3  # bytes per microsecond / 1e3 = 1e9 bytes per second
+    # bytes per microsecond / 1e3 = 1e9 bytes per second
+    rate = flat["logical_bytes"] / flat["p50_us"] / 1e3
     if not math.isclose(rate, flat["gb_per_s"], rel_tol=_ROUNDING):
         raise ValueError(
             f"gb_per_s must be logical_bytes / p50_us = {rate:.6g}, got {flat['gb_per_s']}"

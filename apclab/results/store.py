@@ -11,7 +11,8 @@ from datetime import datetime
 from pathlib import Path
 
 from apclab import data_dir
-from apclab.results.record import Record, validate
+from apclab.results.kinds import kind_of, validate
+from apclab.results.record import Record
 
 if sys.platform != "win32":
     import fcntl
@@ -103,13 +104,14 @@ def _write(handle: int, payload: bytes, *, locked: bool) -> None:
 
 
 def load(
-    path: str | os.PathLike[str], *, check: Check = validate
+    path: str | os.PathLike[str], *, kind: str = "decode", check: Check = validate
 ) -> tuple[list[Record], list[str]]:
-    """Read every valid record of a file, or of all *.jsonl files under a folder.
+    """Read every valid record of one kind of a file, or of all *.jsonl files under a folder.
 
     Args:
         path: file or folder.
-        check: as in `append`.
+        kind: "decode", "calibration" or "campaign"; records of other kinds are passed over.
+        check: as in `append`; what another check lets through has no kind.
 
     Returns:
         The records in the order of the file (files by name), and the problems in words, each
@@ -122,6 +124,8 @@ def load(
         problems += found[:_TOLD]
         if len(found) > _TOLD:
             problems.append(f"{file}: {len(found) - _TOLD} more lines skipped")
+    if check is validate:
+        records = [record for record in records if kind_of(record) == kind]
     return records, problems
 
 

@@ -1,0 +1,252 @@
+"""Rates of the kernel itself on this machine, from block tables that leave one thing to limit it.
+
+The same kernel reads blocks that are all its own (DRAM), the same for all requests (cache), and one
+block again and again (execution on a CPU; the nearest cache on a GPU, whose loads bypass L1). What
+that means for another step is predicted elsewhere: no model of a kernel lives here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from apclab.attention import Comparison, Rates
+from apclab.bench.bound import Bound, bind
+from apclab.bench.how import How
+from apclab.bench.probes import measure_ladder
+from apclab.bench.product import Product, plan_product
+from apclab.bench.record import model_of, stamp, timed
+from apclab.bench.step import Step, tables_step
+from apclab.blocks import BlockTable
+from apclab.clock import Cancelled, Replay, environment, event_time, interleave, memory_available
+from apclab.results import PROBES, Record
+from apclab.specs import ModelShape
+from apclab.specs import model as model_named
+
+# the length of the step: 19 blocks of 16, as issue 4860 has
+SEQ_LEN = 304
+# K and V of the batch: far more than a fixed cost takes, little enough to be filled in a second
+_BATCH_BYTES = {"cpu": 400 * 10**6, "cuda": 1600 * 10**6}
+_BATCHES = (8, 1024)
+
+_known: dict[tuple[Any, ...], Rates] = {}
+
+
+class Probe(NamedTuple):
+    """A step that is timed to find one rate."""
+
+    bound: Bound
+    case: str  # of the bound step
+    check: Comparison
+
+
+def calibrate(
+    model: str | ModelShape = "llama-13b",
+    *,
+    backend: str = "auto",
+    dtype: str = "bfloat16",
+    layout: str = "auto",
+    order: str = "auto",
+    block_size: int = 16,
+    batch: int | None = None,
+    threads: int | None = None,
+    budget_s: float = 1.0,
+    cancelled: Callable[[], bool] | None = None,
+    progress: Callable[[float, str], None] | None = None,
+) -> list[Record]:
+    """Measure what this machine lets the kernel do; each probe is checked in float64 first.
+
+    The probes of the kernel are interleaved; the product of matrices is timed after them.
+
+    Args:
+        model: whose heads: a name of `data/models.csv`, or a shape.
+        backend: "cpu", "triton", "reference" or "auto".
+        dtype: of the KV cache: "float32", "float16", "bfloat16".
+        layout: "NHD", "HND" or "auto".
+        order: "request", "head" or "auto".
+        block_size: tokens per block.
+        batch: requests; None takes as many as have 400 MB of K and V (1.6 GB on a GPU).
+        threads: of the CPU kernel; None means all. The product of matrices takes what its library
+            takes.
+        budget_s: seconds of timing; at least five rounds are measured in any case.
+        cancelled: asked several times a second; true stops.
+        progress: told the part done, 0 to 1, and what is going on.
+
+    Returns:
+        One record of kind "calibration" a probe, in the order of `results.PROBES`: `distinct` and
+        `shared` are cold, the others warm.
+
+    Raises:
+        Cancelled: `cancelled` said so; its `records` hold what was timed until then.
+        OutOfMemory, TypeError, ValueError, Unavailable, WrongResult: as `compare_decode`.
+    """
+    how = How(
+        ("private", "shared"), backend, dtype, layout, order, "cold", budget_s, None, threads, 64,
+        cancelled, progress,
+    ).resolved()  # fmt: skip
+    shape = model_named(model) if isinstance(model, str) else model
+    for name, value in (("block_size", block_size), ("batch", 1 if batch is None else batch)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
+    return _measure(shape, how, block_size, batch)
+
+
+def calibrate_rates(how: How, model: ModelShape, *, block_size: int = 16) -> Rates:
+    """The rates that the rule of the prefix-aware kernel asks for, measured once a process.
+
+    Call it before a step is bound: the probes use the same KV pool. `run_s` and `launch_s` are the
+    time of the kernel's smallest step, which is the least that one more launch costs.
+
+    Args:
+        how: resolved; backend, dtype, layout, order and threads count.
+        model: the shape.
+        block_size: tokens per block.
+
+    Raises:
+        Cancelled, OutOfMemory, WrongResult: as `calibrate`.
+    """
+    key = _key(how, model, block_size)
+    if key not in _known:
+        quick = replace(how, cases=("private", "shared"), l2="cold", budget_s=0.3, progress=None)
+        _measure(model, quick, block_size, None)
+    return _known[key]
+
+
+def rates_of(records: list[Record]) -> Rates:
+    """The rates of one calibration's records; bytes and operations per second, seconds."""
+    value = {record["probe"]: record["value"] for record in records}
+    return Rates(
+        product_flop_per_s=value["product"], dram_bytes_per_s=value["distinct"],
+        cache_bytes_per_s=value["shared"], run_s=value["launch"], launch_s=value["launch"],
+    )  # fmt: skip
+
+
+def _key(how: How, model: ModelShape, block_size: int) -> tuple[Any, ...]:
+    heads = (model.num_heads, model.num_kv_heads, model.head_size)
+    return (how.backend, how.dtype, how.layout, how.order, how.threads, block_size, *heads)
+
+
+def _measure(model: ModelShape, how: How, block_size: int, batch: int | None) -> list[Record]:
+    how.tell(0.0, "reading the machine's caches and memory")
+    ladder = measure_ladder(kind=how.kind, threads=how.threads, cancelled=how.cancelled)
+    steps = _steps(_batch(model, how) if batch is None else batch, block_size)
+    probes: dict[str, Probe] = {}
+    for name, (step, case, l2) in steps.items():
+        how.tell(0.0, f"checking probe {name} against float64")
+        bound = bind(step, model, replace(how, cases=(case,), l2=l2, progress=None))
+        probes[name] = Probe(bound, case, bound.check(case))
+    product = plan_product(how)
+    how.tell(0.1, "timing")
+    try:
+        samples = _timed(probes, product, how)
+    except Cancelled as stop:
+        done = {name: times for name, times in stop.samples.items() if times}
+        stop.records = _records(probes, product, ladder, how, done)
+        for record in stop.records:
+            record["notes"].append("stopped before its time")
+        raise
+    records = _records(probes, product, ladder, how, samples)
+    _known[_key(how, model, block_size)] = rates_of(records)
+    return records
+
+
+def _batch(model: ModelShape, how: How) -> int:
+    of_request = SEQ_LEN * model.token_bytes(how.dtype)
+    wanted = min(_BATCH_BYTES[how.kind], memory_available(how.kind) // 4) // of_request
+    return max(_BATCHES[0], min(wanted, _BATCHES[1]))
+
+
+def _steps(batch: int, block_size: int) -> dict[str, tuple[Step, str, str]]:
+    """Probe -> its step, the case of the step that is meant, and the state of the caches."""
+    columns = -(-SEQ_LEN // block_size)
+    lens = np.full(batch, SEQ_LEN, np.int32)
+    ids = np.tile(np.arange(1, columns + 1, dtype=np.int32), (batch, 1))
+    alike = tables_step(BlockTable(ids, lens, block_size))
+    one = tables_step(BlockTable(np.ones_like(ids), lens, block_size))
+    least = tables_step(BlockTable(np.ones((1, 1), np.int32), np.ones(1, np.int32), block_size))
+    return {
+        "distinct": (alike, "private", "cold"),
+        "shared": (alike, "shared", "cold"),
+        "one_block": (one, "shared", "warm"),
+        "launch": (least, "shared", "warm"),
+    }
+
+
+def _timed(probes: Mapping[str, Probe], product: Product, how: How) -> dict[str, list[float]]:
+    """Seconds of each probe and of the product; raises Cancelled with what was timed."""
+    calls: dict[str, list[Callable[[], None]]] = {
+        name: probe.bound.timed()[probe.case] for name, probe in probes.items()
+    }
+    # each probe has the caches that it asks for
+    before = {
+        id(call): probe.bound.between
+        for name, probe in probes.items()
+        for call in calls[name]
+        if probe.bound.between is not None
+    }
+
+    def between(call: Callable[[], None]) -> None:
+        if (prepare := before.get(id(call))) is not None:
+            prepare(call)
+
+    timer = event_time if how.kind == "cuda" else None
+    samples = interleave(
+        calls, budget_s=0.8 * how.budget_s, between=between, cancelled=how.cancelled, timer=timer,
+        progress=lambda part: how.tell(0.1 + 0.8 * part, "timing"),
+    )  # fmt: skip
+    # not between the others: on a CPU the library's threads spin for some 30 ms after a call
+    act = Replay([product.act]) if how.kind == "cuda" else product.act
+    try:
+        return samples | interleave(
+            {"product": [act]}, budget_s=0.2 * how.budget_s, cancelled=how.cancelled, timer=timer
+        )
+    except Cancelled as stop:
+        stop.samples |= samples
+        raise
+
+
+def _records(
+    probes: Mapping[str, Probe],
+    product: Product,
+    ladder: list[dict[str, Any]],
+    how: How,
+    samples: Mapping[str, list[float]],
+) -> list[Record]:
+    first = probes["distinct"].bound
+    common = stamp(how, ladder) | {
+        "kind": "calibration",
+        "environment": environment(how.kind),
+        "model": model_of(first),
+        "backend": how.backend,
+        "order": how.order,
+        "threads": first.threads,
+    }
+    made = [_of_step(name, probe) for name, probe in probes.items()] + [product.fields()]
+    records = []
+    for fields in made:
+        if fields["probe"] not in samples:
+            continue
+        times = timed(samples[fields["probe"]])
+        unit, seconds = PROBES[fields["probe"]], times["p50_us"] / 1e6
+        amount = {"bytes/s": fields["logical_bytes"], "flop/s": fields["flops"], "s": seconds**2}
+        value = {"value": amount[unit] / seconds, "unit": unit}
+        records.append(common | fields | times | value)
+    return records
+
+
+def _of_step(name: str, probe: Probe) -> Record:
+    bound, table = probe.bound, probe.bound.tables[probe.case]
+    sharing, token_bytes = table.sharing(), bound.model.token_bytes(bound.how.dtype)
+    return {
+        "probe": name,
+        "asked": {"batch": len(table.seq_lens), "seq_len": int(table.seq_lens.max())},
+        "l2": bound.memory.l2,
+        "logical_bytes": sharing.logical_bytes(token_bytes),
+        "distinct_bytes": sharing.distinct_bytes(token_bytes),
+        "flops": 0,
+        "max_error": probe.check.max_error,
+        "error_bound": probe.check.error_bound,
+        "checked": probe.check.checked,
+        "notes": list(bound.memory.notes),
+    }

@@ -1,0 +1,139 @@
+"""Records that are no decode step: a calibration probe, an item of a campaign. No files here.
+
+They live in the same files as the records of decode steps and say so in `kind`; a record without
+`kind` is that of a decode step.
+"""
+
+import math
+from typing import Any
+
+from apclab.results import record as decode
+from apclab.results.record import (
+    _ROUNDING,
+    RECORD_FIELDS,
+    Field,
+    Record,
+    _integer,
+    _is_plain,
+    _number,
+    _one_of,
+    _positive,
+    _text,
+    check_fields,
+    check_percentiles,
+)
+
+KINDS = ("decode", "calibration", "campaign")
+# what a calibration measures, and the unit of its value
+PROBES = {
+    "distinct": "bytes/s",
+    "shared": "bytes/s",
+    "one_block": "bytes/s",
+    "launch": "s",
+    "product": "flop/s",
+}
+_OBJECT = "an object of plain JSON values"
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict) and _is_plain(value)
+
+
+_COMMON = ("schema", "apclab", "commit", "dirty", "created", "environment", "notes")
+_TIMED = (
+    *("kernel_sha256", "backend", "order", "l2", "threads"),
+    *("samples_us", "p20_us", "p50_us", "p80_us", "error_bound", "max_error", "checked"),
+)
+_DEVICE = tuple(name for name in RECORD_FIELDS if name.startswith("device."))
+_MODEL = tuple(name for name in RECORD_FIELDS if name.startswith("model."))
+
+CALIBRATION_FIELDS: dict[str, Field] = {
+    "kind": _one_of("which fields a record has", "calibration"),
+    **{name: RECORD_FIELDS[name] for name in (*_COMMON, *_TIMED, *_DEVICE, *_MODEL)},
+    "probe": _one_of(
+        "distinct: every table entry its own block; shared: all requests have the same blocks; "
+        "one_block: every entry is one block; launch: the smallest step; product: of matrices",
+        *PROBES,
+    ),
+    "asked": Field(
+        "batch and seq_len of the step, or m, n, k and dtype of the product", _OBJECT, _is_object
+    ),
+    "logical_bytes": _integer("KV bytes that a call asks for; 0 for a product", 0),
+    "distinct_bytes": _integer("KV bytes of its blocks, each counted once; 0 for a product", 0),
+    "flops": _integer("multiplications and additions of a product; 0 else", 0),
+    "value": _positive("logical_bytes or flops / p50, or p50 itself"),
+    "unit": _one_of("of the value", *dict.fromkeys(PROBES.values())),
+}
+
+CAMPAIGN_FIELDS: dict[str, Field] = {
+    "kind": _one_of("which fields a record has", "campaign"),
+    **{name: RECORD_FIELDS[name] for name in _COMMON},
+    "device": Field("what ran it; empty when nothing did", _OBJECT, _is_object),
+    "item": _text("what was to be done"),
+    "status": _one_of(
+        "how it went; part: not all its points; lost: the device was gone",
+        *("done", "part", "failed", "left out", "lost", "stopped"),
+    ),
+    "reason": Field("why it is not done; empty when it is", "text", lambda v: isinstance(v, str)),
+    "seconds": _number("time that it took", 0),
+    "rows": Field(
+        "what it found, besides records of its own",
+        "a list of objects of plain JSON values",
+        lambda value: isinstance(value, list) and all(map(_is_object, value)),
+    ),
+}
+
+
+def kind_of(record: Record) -> str:
+    """The kind of a record: "decode" where none is named."""
+    return str(record.get("kind", "decode"))
+
+
+def validate(record: object) -> None:
+    """Check that a record of any kind is complete, and consistent with itself.
+
+    Args:
+        record: what `json.loads` gave, or what a measurement made.
+
+    Raises:
+        ValueError: naming the field, what it should be and what it is.
+    """
+    kind = record.get("kind") if isinstance(record, dict) and "kind" in record else "decode"
+    match kind:
+        case "calibration":
+            _check_calibration(check_fields(record, CALIBRATION_FIELDS))
+        case "campaign":
+            flat = check_fields(record, CAMPAIGN_FIELDS)
+            if (flat["status"] == "done") != (flat["reason"] == ""):
+                raise ValueError(
+                    f"reason must say why, and be empty where status is done; got "
+                    f"{flat['reason']!r} with {flat['status']!r}"
+                )
+        case "decode":  # a record that says so has a field too many, and is told
+            decode.validate(record)
+        case other:
+            names = ", ".join(KINDS[1:])
+            raise ValueError(f"kind must be one of {names}, or left out; got {other!r}")
+
+
+def _check_calibration(flat: dict[str, Any]) -> None:
+    check_percentiles(flat)
+    if flat["unit"] != PROBES[flat["probe"]]:
+        raise ValueError(
+            f"unit of probe {flat['probe']} must be {PROBES[flat['probe']]}, got {flat['unit']!r}"
+        )
+    seconds = flat["p50_us"] / 1e6
+    amount = {"bytes/s": flat["logical_bytes"], "flop/s": flat["flops"], "s": seconds**2}
+    value = amount[flat["unit"]] / seconds
+    if not math.isclose(value, flat["value"], rel_tol=_ROUNDING):
+        raise ValueError(f"value must be {value:.6g} {flat['unit']}, got {flat['value']}")
+    if flat["distinct_bytes"] > flat["logical_bytes"]:
+        raise ValueError(
+            f"distinct_bytes must not exceed logical_bytes {flat['logical_bytes']}, "
+            f"got {flat['distinct_bytes']}"
+        )
+    if flat["max_error"] > flat["error_bound"]:
+        raise ValueError(
+            f"max_error must not exceed error_bound {flat['error_bound']}, "
+            f"got {flat['max_error']}: a wrong result has no speed"
+        )
