@@ -13,12 +13,13 @@ from typing import Annotated, NoReturn
 import typer
 
 from apclab import __version__
-from apclab.cli import decode, doctor, lab, replay, simulate
+from apclab.cli import calibrate, decode, doctor, lab, replay, simulate
 from apclab.cli.terminal import CommandError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.command()(decode.decode)
 app.command()(simulate.simulate)
+app.command()(calibrate.calibrate)
 app.command()(lab.lab)
 app.command()(doctor.doctor)
 app.command()(replay.replay)

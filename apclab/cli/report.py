@@ -60,7 +60,7 @@ def present(
     else:
         print_table(records)
     if save is not None:
-        _save(records, save, printed=json_lines)
+        save_records(records, save, printed=json_lines)
     if html is not None:
         _draw(records, html, table)
 
@@ -124,7 +124,12 @@ def context(record: Record) -> list[str]:
     return lines + [f"note: {note}" for note in record["notes"]]
 
 
-def _save(records: list[Record], save: str, *, printed: bool) -> None:
+def save_records(records: list[Record], save: str, *, printed: bool) -> None:
+    """Append records to a path, "" for the default one; if that fails, print them.
+
+    Raises:
+        CommandError: the file cannot be written.
+    """
     path = Path(save) if save else results.destination(records[0])
     if path.is_dir():
         path = path / results.destination(records[0]).name
