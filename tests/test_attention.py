@@ -119,6 +119,18 @@ def test_compare_finds_one_wrong_element() -> None:
     assert not attention.compare(launch, **arrays).ok
 
 
+@pytest.mark.parametrize("pair", range(8))
+def test_compare_never_forgets_an_element_that_was_not_written(pair: int) -> None:
+    arrays = Case(seq_lens=(5, 63)).arrays()
+    launch = plan(**arrays, backend="cpu")
+    launch()
+    # whether it is the first pair that is looked at, the last, or between right ones
+    launch.out[pair // 4, pair % 4, 7] = np.nan
+    found = attention.compare(launch, **arrays)
+    assert not found.ok
+    assert np.isnan(found.max_error)
+
+
 def test_threads_are_checked() -> None:
     most = attention.set_threads(None)
     with pytest.raises(ValueError, match="threads must be between 1 and"):

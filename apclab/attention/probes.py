@@ -143,6 +143,9 @@ def compare(
         bound = arithmetic * (1 + u) + max(u, rounded) * np.abs(exact) + 2.0**-25
         error = np.abs(got - exact)
         at = int(np.argmax(np.where(np.isnan(error), np.inf, error / bound)))
+        # a NaN stays the worst, whatever comes after it
+        if np.isnan(worst.max_error):
+            break
         if not error[at] / bound[at] <= worst.max_error / worst.error_bound:
             worst = Comparison(float(error[at]), float(bound[at]), "")
     said = "all pairs" if len(chosen) == total else f"sample of {len(chosen)} of {total} pairs"
