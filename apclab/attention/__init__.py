@@ -19,6 +19,7 @@ from apclab.attention.launch import (
     require,
     resolve,
 )
+from apclab.attention.on_device import compare_on_device
 from apclab.attention.plan import paged_attention_decode, plan
 from apclab.attention.prefill import paged_attention_prefill, plan_prefill
 from apclab.attention.probes import Comparison, compare, plan_stream, plan_touch, set_threads
@@ -35,6 +36,7 @@ __all__ = [
     "Unavailable",
     "as_torch",
     "compare",
+    "compare_on_device",
     "compile_kernels",
     "dtype_of",
     "interpreter",

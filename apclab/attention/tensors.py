@@ -44,11 +44,12 @@ def as_numpy(array: Any) -> Array:
     """A tensor in host memory as a NumPy array over the same bytes."""
     if isinstance(array, np.ndarray):
         return array
-    import ml_dtypes
     import torch
 
     array = array.detach()
     if array.dtype == torch.bfloat16:  # NumPy has none: the bits, then ml_dtypes' view of them
+        import ml_dtypes
+
         bits: Array = array.view(torch.int16).numpy()
         return bits.view(ml_dtypes.bfloat16)
     numbers: Array = array.numpy()

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -156,13 +157,21 @@ def memory_words(kind: str = "cpu") -> str:
 
 
 def _memory() -> tuple[int, str]:
-    import psutil
-
-    free = int(psutil.virtual_memory().available)
+    free = _free()
     left = container_memory_left(_CGROUP, Path("/proc/self/cgroup"))
     if left is not None and left < free:
         return left, "left by the container's limit"
     return free, "available"
+
+
+def _free() -> int:
+    try:
+        import psutil
+    except ImportError:  # a campaign runs where it is missing
+        if found := re.search(r"^MemAvailable:\s+(\d+) kB", _read("/proc/meminfo") or "", re.M):
+            return int(found[1]) * 1024
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    return int(psutil.virtual_memory().available)
 
 
 def container_memory_left(root: Path, membership: Path) -> int | None:
