@@ -38,12 +38,15 @@ ARROWS: dict[str, set[str]] = {
     "bench": {
         *("attention", "clock", "blocks", "workload", "specs", "results", "engine", "model"),
     },
-    "campaign": {"bench", "decompose", "memory_model", "results", "specs"},
+    # which cases, which workload, and what a stopped measurement kept
+    "campaign": {
+        *("bench", "clock", "decompose", "memory_model", "results", "specs", "workload"),
+    },
     "sweep": {"results"},
     "profiles": {"specs", "blocks"},
     "explain": {"profiles", "memory_model", "specs"},
     "figures": TABLES | MODELS,
-    "__main__": {"cli"},
+    "__main__": {"cli", "campaign"},
 }
 EVERYTHING = {*ARROWS, "widgets", "cli"} - {"__main__"}
 ARROWS |= {"widgets": EVERYTHING - {"cli"}, "cli": EVERYTHING}

@@ -22,7 +22,14 @@ from apclab.attention.launch import (
 from apclab.attention.on_device import compare_on_device
 from apclab.attention.plan import paged_attention_decode, plan
 from apclab.attention.prefill import paged_attention_prefill, plan_prefill
-from apclab.attention.probes import Comparison, compare, plan_stream, plan_touch, set_threads
+from apclab.attention.probes import (
+    Comparison,
+    compare,
+    plan_split,
+    plan_stream,
+    plan_touch,
+    set_threads,
+)
 from apclab.attention.tensors import as_torch
 
 __all__ = [
@@ -46,6 +53,7 @@ __all__ = [
     "plan",
     "plan_interpreted",
     "plan_prefill",
+    "plan_split",
     "plan_stream",
     "plan_touch",
     "require",

@@ -63,6 +63,35 @@ def plan_touch(
     return Launch(partial(cpu_stream.touch, bound), "cpu", layout, order)
 
 
+def plan_split(
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    block_tables: Int32,
+    seq_lens: Int32,
+    *,
+    splits: int | None,
+    layout: str = "NHD",
+    order: str = "request",
+) -> Launch:
+    """A launch of the Triton kernel with so many programs a sequence; tables come from NumPy.
+
+    Raises:
+        ValueError: more splits than the kernel has.
+    """
+    import torch
+    from apclab_kernels import triton_decode
+
+    ids, lens = (torch.from_numpy(x).to(query.device) for x in (block_tables, seq_lens))
+    out = torch.empty_like(query)
+    lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
+    bound = triton_decode.bind(
+        query, key_cache, value_cache, ids, lens, out, lse, scale=query.shape[-1] ** -0.5,
+        layout=layout, order=order, splits=splits,
+    )  # fmt: skip
+    return Launch(partial(triton_decode.run, bound), "triton", layout, order, out, lse)
+
+
 class Comparison(NamedTuple):
     """How far a launch is from the reference, at the pair that comes closest to its bound."""
 

@@ -4,26 +4,44 @@ No kernel and no clock lives here, no formula of a model.
 """
 
 from apclab.bench.bound import WrongResult
+from apclab.bench.buffers import release
 from apclab.bench.calibrate import calibrate, calibrate_rates, rates_of
 from apclab.bench.compare import compare_decode, compare_tables, measure_touch
+from apclab.bench.correct import Check, check_kernel, checks
+from apclab.bench.here import cases_here, describe, device_answers, facts
+from apclab.bench.how import How
 from apclab.bench.memory import OutOfMemory
 from apclab.bench.numbers import check_backends, run_backends, step_arrays
+from apclab.bench.once import PROFILED_CASES, launch_once
 from apclab.bench.probes import measure_ladder
+from apclab.bench.splits import compare_splits
 from apclab.bench.step import Step, decode_step, tables_step
 
 __all__ = [
+    "PROFILED_CASES",
+    "Check",
+    "How",
     "OutOfMemory",
     "Step",
     "WrongResult",
     "calibrate",
     "calibrate_rates",
+    "cases_here",
     "check_backends",
+    "check_kernel",
+    "checks",
     "compare_decode",
+    "compare_splits",
     "compare_tables",
     "decode_step",
+    "describe",
+    "device_answers",
+    "facts",
+    "launch_once",
     "measure_ladder",
     "measure_touch",
     "rates_of",
+    "release",
     "run_backends",
     "step_arrays",
     "tables_step",

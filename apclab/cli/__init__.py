@@ -13,13 +13,18 @@ from typing import Annotated, NoReturn
 import typer
 
 from apclab import __version__
-from apclab.cli import calibrate, decode, doctor, lab, replay, simulate
+from apclab.cli import calibrate, campaign, decode, doctor, lab, replay, simulate
 from apclab.cli.terminal import CommandError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.command()(decode.decode)
 app.command()(simulate.simulate)
 app.command()(calibrate.calibrate)
+# argparse has the options, so that it works where typer is missing
+app.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)(campaign.campaign)
 app.command()(lab.lab)
 app.command()(doctor.doctor)
 app.command()(replay.replay)

@@ -1,0 +1,95 @@
+"""Every kernel of a backend on small steps of odd sizes, all elements against float64, no times."""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+from apclab.attention import (
+    DTYPES,
+    LAYOUTS,
+    ORDERS,
+    as_torch,
+    compare,
+    compare_on_device,
+    dtype_of,
+    plan,
+)
+from apclab.bench.here import cases_here
+from apclab.bench.numbers import step_arrays
+from apclab.bench.step import decode_step
+from apclab.specs import ModelShape
+from apclab.workload import Workload
+
+# odd lengths, groups, one request, one token: (workload, heads); lengths are those of the mid step
+_STEPS = {
+    "gqa": (Workload(7, 290, 20, 0.9, 2), ModelShape("gqa", 1, 8, 2, 128)),
+    "mha": (Workload(5, 62, 2, 0.5), ModelShape("mha", 1, 3, 3, 64)),
+    "one long": (Workload(1, 1990, 20), ModelShape("one long", 1, 4, 1, 128)),
+    "many short": (Workload(33, 15, 2), ModelShape("many short", 1, 2, 2, 64)),
+}
+
+
+class Check(NamedTuple):
+    """One kernel on one step."""
+
+    backend: str
+    case: str  # of the tables; cascade runs on those of shared
+    step: str  # a name of the list above
+    dtype: str
+    layout: str
+    order: str
+
+    def __str__(self) -> str:
+        """In words."""
+        return f"{self.case}, {self.step}, {self.dtype}, {self.layout}, order {self.order}"
+
+
+def checks(backend: str, *, dtypes: Sequence[str] = DTYPES) -> list[Check]:
+    """What `check_kernel` can check of a backend, changing everything early on."""
+    cases = [case for case in cases_here(backend) if case != "private"]
+    return [
+        Check(backend, case, step, dtype, layout, order)
+        for step, layout, order, dtype, case in product(_STEPS, LAYOUTS, ORDERS, dtypes, cases)
+    ]
+
+
+def check_kernel(check: Check) -> dict[str, Any]:
+    """Run one kernel and compare all of its output.
+
+    Returns:
+        The check's fields, "max_error" and "error_bound" of the element that comes closest to its
+        bound, "used" (the one over the other), "within" and "checked".
+    """
+    work, model = _STEPS[check.step]
+    step = decode_step(work)
+    on_gpu = check.backend == "triton"
+    # NumPy has no bfloat16 without ml_dtypes; a GPU rounds float32 itself
+    arrays: dict[str, Any] = step_arrays(
+        step, model, dtype="float32" if on_gpu else check.dtype, layout=check.layout
+    )
+    if on_gpu:
+        arrays = {name: as_torch(array).cuda() for name, array in arrays.items()}
+        for name in ("query", "key_cache", "value_cache"):
+            arrays[name] = arrays[name].to(_torch_dtype(check.dtype))
+    # what it does not write is found: NaN is never within a bound
+    out = arrays["query"].clone() if on_gpu else arrays["query"].astype(dtype_of(check.dtype))
+    out[...] = float("nan")
+    launch = plan(
+        **arrays, layout=check.layout, backend=check.backend, order=check.order, out=out,
+        cascade=check.case == "cascade",
+    )  # fmt: skip
+    launch()
+    found = (compare_on_device if on_gpu else compare)(launch, **arrays)
+    return check._asdict() | {
+        "max_error": found.max_error if found.max_error == found.max_error else None,
+        "error_bound": found.error_bound,
+        "used": found.max_error / found.error_bound if found.ok else None,
+        "within": found.ok,
+        "checked": found.checked,
+    }
+
+
+def _torch_dtype(name: str) -> Any:
+    import torch
+
+    return getattr(torch, name)
