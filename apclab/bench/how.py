@@ -63,11 +63,11 @@ class How:
         if self.memory_limit is not None and self.memory_limit < 1:
             raise ValueError(f"memory_limit must be at least 1 byte, got {self.memory_limit}")
         backend = resolve(self.backend)
+        require(backend, cascade="cascade" in cases)
         if backend == "cpu":
             set_threads(self.threads)
         elif self.threads is not None:
             raise ValueError(f"threads are for backend cpu, got {self.threads} with {backend}")
-        require(backend, cascade="cascade" in cases)
         auto: dict[str, Any] = {
             name: value for name, value in _AUTO.items() if getattr(self, name) == "auto"
         }

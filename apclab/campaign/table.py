@@ -115,7 +115,7 @@ def _calibration(campaign: "Campaign", _end: Record) -> str:
     names = (("distinct", "own"), ("shared", "shared"), ("one_block", "one block"))
     said = ", ".join(f"{word} {value[name] / 1e9:.0f}" for name, word in names if name in value)
     launch = f"; {value['launch'] * 1e6:.0f} us" if "launch" in value else ""
-    return f"{dtype} GB/s: {said}{launch}"
+    return f"GB/s {said}{launch}; {dtype}"
 
 
 def _ratios(_campaign: "Campaign", end: Record) -> str:
