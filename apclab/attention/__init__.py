@@ -30,7 +30,7 @@ from apclab.attention.probes import (
     plan_touch,
     set_threads,
 )
-from apclab.attention.tensors import as_torch
+from apclab.attention.tensors import as_torch, to_host
 
 __all__ = [
     "BACKENDS",
@@ -59,4 +59,5 @@ __all__ = [
     "require",
     "resolve",
     "set_threads",
+    "to_host",
 ]

@@ -3,6 +3,7 @@
 They are kept between measurements, so that the points of a sweep reuse them.
 """
 
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -34,6 +35,9 @@ def release() -> None:
     """Give the buffers back."""
     _pools.clear()
     _scratch.clear()
+    # torch keeps what it freed; another process may want it
+    if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def key_value_pool(

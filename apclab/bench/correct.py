@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from apclab import attention
 from apclab.attention import (
     DTYPES,
     LAYOUTS,
@@ -13,6 +16,7 @@ from apclab.attention import (
     compare_on_device,
     dtype_of,
     plan,
+    to_host,
 )
 from apclab.bench.here import cases_here
 from apclab.bench.numbers import step_arrays
@@ -33,7 +37,7 @@ class Check(NamedTuple):
     """One kernel on one step."""
 
     backend: str
-    case: str  # of the tables; cascade runs on those of shared
+    case: str  # "shared", "cascade" on the same tables, or "prefill" of each request's last tokens
     step: str  # a name of the list above
     dtype: str
     layout: str
@@ -47,6 +51,8 @@ class Check(NamedTuple):
 def checks(backend: str, *, dtypes: Sequence[str] = DTYPES) -> list[Check]:
     """What `check_kernel` can check of a backend, changing everything early on."""
     cases = [case for case in cases_here(backend) if case != "private"]
+    if hasattr(attention, "plan_prefill"):
+        cases.append("prefill")
     return [
         Check(backend, case, step, dtype, layout, order)
         for step, layout, order, dtype, case in product(_STEPS, LAYOUTS, ORDERS, dtypes, cases)
@@ -71,13 +77,19 @@ def check_kernel(check: Check) -> dict[str, Any]:
         arrays = {name: as_torch(array).cuda() for name, array in arrays.items()}
         for name in ("query", "key_cache", "value_cache"):
             arrays[name] = arrays[name].to(_torch_dtype(check.dtype))
+    if check.case == "prefill":
+        arrays = _prefill(arrays)
     # what it does not write is found: NaN is never within a bound
     out = arrays["query"].clone() if on_gpu else arrays["query"].astype(dtype_of(check.dtype))
     out[...] = float("nan")
-    launch = plan(
-        **arrays, layout=check.layout, backend=check.backend, order=check.order, out=out,
-        cascade=check.case == "cascade",
-    )  # fmt: skip
+    how: dict[str, Any] = {
+        "layout": check.layout, "backend": check.backend, "order": check.order, "out": out,
+    }  # fmt: skip
+    if check.case == "prefill":
+        launch = attention.plan_prefill(**arrays, **how)
+        arrays = _as_decode(arrays)
+    else:
+        launch = plan(**arrays, **how, cascade=check.case == "cascade")
     launch()
     found = (compare_on_device if on_gpu else compare)(launch, **arrays)
     return check._asdict() | {
@@ -87,6 +99,35 @@ def check_kernel(check: Check) -> dict[str, Any]:
         "within": found.ok,
         "checked": found.checked,
     }
+
+
+def _prefill(arrays: dict[str, Any]) -> dict[str, Any]:
+    """The last tokens of each request as new ones: as many as it has queries at hand, or fewer."""
+    lens = arrays["seq_lens"]
+    new = [1 + (7 * row + 2) % min(int(n), 40) for row, n in enumerate(lens.tolist())]
+    starts = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
+    # the queries again and again, each time a little smaller, so that no two tokens have the same
+    rows = np.arange(starts[-1])
+    query, batch = arrays["query"], len(lens)
+    shrink = 1 - rows // batch / 64
+    if isinstance(query, np.ndarray):
+        made: Any = (query[rows % batch] * shrink[:, None, None]).astype(query.dtype)
+    else:
+        factors = as_torch(shrink).to(query.device, query.dtype)
+        made = query[as_torch(rows % batch).to(query.device)] * factors[:, None, None]
+        starts = as_torch(starts).to(query.device)
+    return arrays | {"query": made, "query_start_loc": starts}
+
+
+def _as_decode(arrays: dict[str, Any]) -> dict[str, Any]:
+    """The decode step that is the same: each new token a request that ends with it."""
+    starts, lens = (to_host(arrays[name]) for name in ("query_start_loc", "seq_lens"))
+    new = np.diff(starts)
+    request = np.repeat(np.arange(len(lens)), new)
+    position = lens[request] - new[request] + np.arange(starts[-1]) - starts[request]
+    tables = to_host(arrays["block_tables"])[request]
+    made = {name: arrays[name] for name in ("query", "key_cache", "value_cache")}
+    return made | {"block_tables": tables, "seq_lens": (position + 1).astype(np.int32)}
 
 
 def _torch_dtype(name: str) -> Any:

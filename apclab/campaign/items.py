@@ -123,6 +123,7 @@ def _peer_rows(context: Context, records: list[Record]) -> None:
 
 def ncu(context: Context) -> None:
     """DRAM bytes and L2 hit rate of private and shared, as the GPU's counters have them."""
+    bench.release()  # the process that is counted needs the memory
     for metric in context.points(["dram__bytes_read.sum", "lts__t_sector_hit_rate.pct"]):
         act = partial(count_bytes, metric, context.settings, timeout_s=max(20.0, context.left()))
         for row in context.attempt(metric, act) or []:

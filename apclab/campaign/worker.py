@@ -61,7 +61,8 @@ def _hello(settings: Settings) -> dict[str, Any]:
     """What runs here; raises what keeps it from running."""
     from apclab import bench
 
-    how = bench.How(backend=settings.backend, dtype=settings.dtype).resolved()
+    both = ("private", "shared")
+    how = bench.How(both, backend=settings.backend, dtype=settings.dtype).resolved()
     if how.kind == "cuda":
         bench.device_answers()
     return {
