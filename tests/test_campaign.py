@@ -161,7 +161,8 @@ def test_each_failure_of_a_measurement_costs_its_point(monkeypatch: pytest.Monke
     ]  # fmt: skip
     assert released == [True]
     assert [what for what, _ in sent if what == "records"] == ["records"]
-    assert sent[-1] == ("row", {"point": "point 3", "shared": pytest.approx(382.0 / 252.5)})
+    gains = {"private_us": 382.0, "shared_us": 252.5, "shared": 382.0 / 252.5}
+    assert sent[-1] == ("row", {"point": "point 3"} | gains)
     assert at.done == 1
 
 
@@ -216,11 +217,10 @@ def test_small_and_real(tmp_path: Path) -> None:
         backend="cpu", model="qwen3-0.6b", dtype="float32", most_bytes=3 * 10**6,
         workload=Workload(batch=8, input_len=63, output_len=4),
     )  # fmt: skip
-    chosen = [one for one in campaign.ITEMS if one.name in ("correctness", "issue 4860")]
+    chosen = [one for one in campaign.ITEMS if one.name in ("doctor", "issue 4860")]
     done = run_campaign(tmp_path / "c.jsonl", budget_s=300.0, items=chosen, settings=small)
     by = {end["item"]: end for end in done.ends}
-    assert any(row.get("within") for row in by["correctness"]["rows"])
-    assert not any(row.get("within") is False for row in by["correctness"]["rows"])
+    assert [rung["level"] for rung in by["doctor"]["rows"][1]["ladder"]] == ["L2", "L3", "DRAM"]
     records, problems = results.load(tmp_path / "c.jsonl")
     assert problems == []
     assert records == done.records
@@ -274,7 +274,7 @@ def test_the_screen_holds_whatever_happens(tmp_path: Path) -> None:
     for one in campaign.ITEMS:
         assert one.name in text
     assert "shared x1.50, cascade x2.00" in text
-    assert "own 20, shared 20, one block 20; 20 us" in text
+    assert "own 20, shared 20, one block 20; launch" in text
     assert len(text.splitlines()) == 21
 
 

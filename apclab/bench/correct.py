@@ -32,6 +32,9 @@ _STEPS = {
     "many short": (Workload(33, 15, 2), ModelShape("many short", 1, 2, 2, 64)),
 }
 
+# the door has it or not, as the version is
+_PREFILL: Any = getattr(attention, "plan_prefill", None)
+
 
 class Check(NamedTuple):
     """One kernel on one step."""
@@ -51,7 +54,7 @@ class Check(NamedTuple):
 def checks(backend: str, *, dtypes: Sequence[str] = DTYPES) -> list[Check]:
     """What `check_kernel` can check of a backend, changing everything early on."""
     cases = [case for case in cases_here(backend) if case != "private"]
-    if hasattr(attention, "plan_prefill"):
+    if _PREFILL is not None:
         cases.append("prefill")
     return [
         Check(backend, case, step, dtype, layout, order)
@@ -86,7 +89,7 @@ def check_kernel(check: Check) -> dict[str, Any]:
         "layout": check.layout, "backend": check.backend, "order": check.order, "out": out,
     }  # fmt: skip
     if check.case == "prefill":
-        launch = attention.plan_prefill(**arrays, **how)
+        launch = _PREFILL(**arrays, **how)
         arrays = _as_decode(arrays)
     else:
         launch = plan(**arrays, **how, cascade=check.case == "cascade")

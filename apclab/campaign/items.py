@@ -145,8 +145,10 @@ def compare(context: Context, work: Workload, name: str, **how: Any) -> list[Rec
         name = f"{name}, without cascade"
         records = context.attempt(name, partial(bench.compare_decode, work, model, **both))
     if records and (private := one(records, "private")) and (shared := one(records, "shared")):
-        row = {"point": name, "shared": private["p50_us"] / shared["p50_us"]}
+        row = {"point": name, "private_us": private["p50_us"], "shared_us": shared["p50_us"]}
+        row["shared"] = private["p50_us"] / shared["p50_us"]
         if cascade := one(records, "cascade"):
+            row["cascade_us"] = cascade["p50_us"]
             row["cascade"] = private["p50_us"] / cascade["p50_us"]
         context.send("row", row)
     return records

@@ -41,8 +41,9 @@ def roofline_rows(records: Iterable[Record]) -> Rows:
 
 def screen(campaign: "Campaign") -> str:
     """The whole campaign in at most 24 lines of 80 characters."""
-    device = campaign.facts.get("device", {})
-    lines = [f"apclab campaign: {device.get('name', 'no device')}, {campaign.facts.get('backend')}"]
+    facts = campaign.facts
+    name = facts.get("device", {}).get("name", "no device")
+    lines = [f"{name[:40]}, {facts.get('backend')}; {facts.get('asked')}; us of one layer"]
     lines.append(f"{'item':<15}{'status':<9}{'s':>4}  found, or why not")
     for end in campaign.ends:
         said = _FOUND.get(end["item"], _nothing)(campaign, end)
@@ -114,8 +115,8 @@ def _calibration(campaign: "Campaign", _end: Record) -> str:
     value = {r["probe"]: r["value"] for r in campaign.rates if r["model"]["dtype"] == dtype}
     names = (("distinct", "own"), ("shared", "shared"), ("one_block", "one block"))
     said = ", ".join(f"{word} {value[name] / 1e9:.0f}" for name, word in names if name in value)
-    launch = f"; {value['launch'] * 1e6:.0f} us" if "launch" in value else ""
-    return f"GB/s {said}{launch}; {dtype}"
+    launch = f"; launch {value['launch'] * 1e6:.0f} us" if "launch" in value else ""
+    return f"GB/s {said}{launch}"
 
 
 def _ratios(_campaign: "Campaign", end: Record) -> str:
@@ -140,9 +141,21 @@ def _issue(campaign: "Campaign", end: Record) -> str:
     return f"private {private['p50_us']:.0f} us; {_ratios(campaign, end)}"
 
 
+def _orders(_campaign: "Campaign", end: Record) -> str:
+    """The fastest way of either case."""
+    said = []
+    for case in ("private_us", "shared_us"):
+        rows = [row for row in end["rows"] if case in row]
+        if rows:
+            best = min(rows, key=lambda row: row[case])
+            way = best["point"].removeprefix("layout ").replace(", order", "")
+            said.append(f"{case.removesuffix('_us')} {best[case]:.0f} ({way})")
+    return ", ".join(said)
+
+
 def _cold_warm(_campaign: "Campaign", end: Record) -> str:
     gains = [f"{row['point']} x{row['shared']:.2f}" for row in end["rows"] if "shared" in row]
-    return f"shared, by batch: {', '.join(gains)}" if gains else ""
+    return f"shared: {', '.join(gains)}" if gains else ""
 
 
 def _peers(_campaign: "Campaign", end: Record) -> str:
@@ -181,7 +194,7 @@ _FOUND: dict[str, Callable[["Campaign", Record], str]] = {
     "issue 4860": _issue,
     "grid": _ratios,
     "more grid": _ratios,
-    "orders": _ratios,
+    "orders": _orders,
     "cold and warm": _cold_warm,
     "peers": _peers,
     "ncu": _ncu,

@@ -69,6 +69,7 @@ def _hello(settings: Settings) -> dict[str, Any]:
         "backend": how.backend,
         "kind": how.kind,
         "cases": bench.cases_here(how.backend),
+        "asked": f"{settings.model}, {settings.dtype}",
         **bench.describe(how.kind),
     }
 
