@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from apclab import attention
 from apclab.attention import (
     DTYPES,
     LAYOUTS,
@@ -16,6 +15,7 @@ from apclab.attention import (
     compare_on_device,
     dtype_of,
     plan,
+    plan_prefill,
     to_host,
 )
 from apclab.bench.here import cases_here
@@ -31,9 +31,6 @@ _STEPS = {
     "one long": (Workload(1, 1990, 20), ModelShape("one long", 1, 4, 1, 128)),
     "many short": (Workload(33, 15, 2), ModelShape("many short", 1, 2, 2, 64)),
 }
-
-# the door has it or not, as the version is
-_PREFILL: Any = getattr(attention, "plan_prefill", None)
 
 
 class Check(NamedTuple):
@@ -54,8 +51,7 @@ class Check(NamedTuple):
 def checks(backend: str, *, dtypes: Sequence[str] = DTYPES) -> list[Check]:
     """What `check_kernel` can check of a backend, changing everything early on."""
     cases = [case for case in cases_here(backend) if case != "private"]
-    if _PREFILL is not None:
-        cases.append("prefill")
+    cases.append("prefill")
     return [
         Check(backend, case, step, dtype, layout, order)
         for step, layout, order, dtype, case in product(_STEPS, LAYOUTS, ORDERS, dtypes, cases)
@@ -89,7 +85,7 @@ def check_kernel(check: Check) -> dict[str, Any]:
         "layout": check.layout, "backend": check.backend, "order": check.order, "out": out,
     }  # fmt: skip
     if check.case == "prefill":
-        launch = _PREFILL(**arrays, **how)
+        launch = plan_prefill(**arrays, **how)
         arrays = _as_decode(arrays)
     else:
         launch = plan(**arrays, **how, cascade=check.case == "cascade")
