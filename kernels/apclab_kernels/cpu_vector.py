@@ -144,6 +144,18 @@ def subtract(_typing: Any, a: Any, b: Any) -> Any:
     return vector(a, b), lambda _c, builder, _s, args: builder.fsub(*args)
 
 
+@intrinsic
+def add(_typing: Any, a: Any, b: Any) -> Any:
+    """A + b."""
+    return vector(a, b), lambda _c, builder, _s, args: builder.fadd(*args)
+
+
+@intrinsic
+def multiply(_typing: Any, a: Any, b: Any) -> Any:
+    """A * b."""
+    return vector(a, b), lambda _c, builder, _s, args: builder.fmul(*args)
+
+
 def _add_shuffled(builder: Any, a: Any, b: Any, first: list[int], second: list[int]) -> Any:
     """Elements `first` of a and b side by side plus elements `second`."""
     picked = [
