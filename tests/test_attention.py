@@ -1,7 +1,11 @@
 """The door: what it lets through, what it refuses and in which words."""
 
+import hashlib
+import re
+from pathlib import Path
 from typing import Any
 
+import apclab_kernels
 import numpy as np
 import pytest
 
@@ -70,7 +74,6 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"block_tables": np.full((5, 19), -1, np.int32)}, ValueError, r"\[0, 0\] is -1, outside"),
     ({"out": np.zeros((5, 4, 64), np.float16)}, TypeError, "out must be a float32 array"),
     ({"out": np.zeros((5, 4, 65), np.float32)}, ValueError, "out must be C-contiguous"),
-    ({"cascade": True}, Unavailable, "cascade kernel does not exist yet"),
 ]
 
 
@@ -131,6 +134,52 @@ def test_compare_never_forgets_an_element_that_was_not_written(pair: int) -> Non
     assert np.isnan(found.max_error)
 
 
+RATES = attention.Rates(1e12, 20e9, 20e9, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cascade_is_exact_and_says_which_kernel_ran(dtype: str, backend: str) -> None:
+    case = Case(dtype=dtype, seq_lens=(300, 63, 0, 160, 161), shared_blocks=9)
+    arrays = case.arrays()
+    launch = plan(**arrays, backend=backend, cascade=True)
+    launch.out[...] = np.nan
+    launch()
+    assert_exact(launch.out, launch.lse, truth_of(case, arrays), dtype)
+    assert (launch.ran, launch.why) == ("cascade" if backend == "cpu" else "paged", "")
+    got = paged_attention_decode(**arrays, backend=backend, cascade=True, return_lse=True)
+    assert np.array_equal(got[0].view(np.uint8), launch.out.view(np.uint8))
+
+
+def test_the_paged_kernel_runs_where_cascade_has_nothing_to_gain_and_says_why() -> None:
+    alone = Case(seq_lens=(48, 33)).arrays()
+    launch = plan(**alone, backend="cpu", cascade=True)
+    assert launch.ran == "paged"
+    assert launch.why.endswith("no two requests share a full block from their first token on")
+    shared = Case(seq_lens=(48, 33), shared_blocks=2).arrays()
+    assert plan(**shared, backend="cpu", cascade=True, rates=RATES).ran == "cascade"
+    slow = plan(**shared, backend="cpu", cascade=True, rates=RATES._replace(launch_s=1.0))
+    assert slow.ran == "paged"
+    assert slow.why.startswith("the paged kernel ran in place of the prefix-aware one: 1 run would")
+    slow()
+    assert attention.compare(slow, **shared).ok
+    assert plan(**shared, backend="cpu").why == ""
+
+
+def test_runs_that_do_not_pay_are_named_and_the_rest_is_read_once() -> None:
+    case = Case(seq_lens=(64, 64, 40, 40), num_heads=8, num_kv_heads=8)
+    arrays = case.arrays()
+    tables = arrays["block_tables"]
+    tables[1, :4], tables[3, :1] = tables[0, :4], tables[2, :1]
+    # a run of one block saves a fourth of what one of four blocks does
+    rates = RATES._replace(run_s=4e-6)
+    launch = plan(**arrays, backend="cpu", cascade=True, rates=rates)
+    assert launch.ran == "cascade"
+    assert launch.why == "the prefix-aware kernel ran in part: 1 of 2 runs pay"
+    launch()
+    assert attention.compare(launch, **arrays).ok
+
+
 def test_threads_are_checked() -> None:
     most = attention.set_threads(None)
     with pytest.raises(ValueError, match="threads must be between 1 and"):
@@ -142,6 +191,26 @@ def test_threads_are_checked() -> None:
 def test_the_kernel_digest_is_of_its_sources() -> None:
     assert attention.kernel_sha256("cpu") != attention.kernel_sha256("reference")
     assert len(attention.kernel_sha256("cpu")) == 64
+    assert attention.kernel_sha256("cpu", cascade=True) != attention.kernel_sha256("cpu")
+    with_cascade = attention.kernel_sha256("reference", cascade=True)
+    assert with_cascade == attention.kernel_sha256("reference")
+
+
+@pytest.mark.parametrize("cascade", [False, True])
+def test_the_digest_of_the_cpu_kernel_is_of_all_that_it_imports(cascade: bool) -> None:
+    folder = Path(apclab_kernels.__path__[0])
+    todo, found = ["cpu_cascade" if cascade else "cpu_decode"], set()
+    while todo:
+        if (name := todo.pop()) not in found:
+            found.add(name)
+            text = (folder / f"{name}.py").read_text()
+            todo += re.findall(r"^from apclab_kernels\.(\w+) import", text, re.MULTILINE)
+            for names in re.findall(r"^from apclab_kernels import (.+)$", text, re.MULTILINE):
+                todo += names.split(", ")
+    # neither computes: one forgets compiled code, of the other only types are taken
+    found -= {"cpu_cache", "reference"}
+    digest = hashlib.sha256(b"".join((folder / f"{n}.py").read_bytes() for n in sorted(found)))
+    assert attention.kernel_sha256("cpu", cascade=cascade) == digest.hexdigest()
 
 
 # torch: the tests of the door to it; they need torch, and no GPU

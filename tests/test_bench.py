@@ -73,6 +73,58 @@ def test_a_record_a_case_complete_and_consistent(dtype: str, layout: str) -> Non
     assert finding(records)
 
 
+ALL: tuple[str, ...] = ("private", "shared", "cascade")
+FAST = attention.Rates(1e12, 1e9, 1e9, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(("dtype", "layout"), [("float32", "HND"), ("bfloat16", "NHD")])
+def test_cascade_is_measured_with_the_tables_of_shared(
+    dtype: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.compare, "calibrate_rates", lambda *_args, **_how: FAST)
+    work = Workload(batch=6, input_len=100, output_len=8, cache_hit=0.5, prefix_groups=2, seed=3)
+    records = bench.compare_decode(
+        work, SMALL, cases=ALL, dtype=dtype, layout=layout, pairs=None, **QUICK
+    )
+    assert [record["case"] for record in records] == list(ALL)
+    private, shared, cascade = records
+    validate(cascade)
+    assert cascade["checked"] == "all pairs"
+    for name in ("distinct_bytes", "logical_bytes", "placement", "workload"):
+        assert cascade[name] == shared[name]
+    assert private["kernel_sha256"] == shared["kernel_sha256"] != cascade["kernel_sha256"]
+    assert cascade["notes"] == shared["notes"]
+    assert "cascade" in finding(records)
+
+
+def test_the_record_says_where_the_paged_kernel_ran_in_place_of_cascade(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = FAST._replace(launch_s=1.0)
+    monkeypatch.setattr(bench.compare, "calibrate_rates", lambda *_args, **_how: slow)
+    work = Workload(batch=6, input_len=100, output_len=8, cache_hit=0.5)
+    _, shared, cascade = bench.compare_decode(work, SMALL, cases=ALL, **QUICK)
+    assert cascade["notes"][:-1] == shared["notes"]
+    assert cascade["notes"][-1].startswith("the paged kernel ran in place of the prefix-aware one")
+    assert cascade["kernel_sha256"] == shared["kernel_sha256"]
+
+
+def test_nothing_is_calibrated_where_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(bench.compare, "calibrate_rates")
+    work = Workload(batch=3, input_len=40, output_len=4, cache_hit=0.0)
+    cascade = bench.compare_decode(work, SMALL, cases=ALL, **QUICK)[-1]
+    assert "no two requests share a full block" in cascade["notes"][-1]
+
+
+def test_cascade_is_chosen_by_rates_that_are_measured() -> None:
+    work = Workload(batch=6, input_len=100, output_len=8, cache_hit=1.0)
+    how = bench.how.How(cases=ALL, **QUICK).resolved()
+    cascade = bench.compare_decode(work, SMALL, cases=ALL, **QUICK)[-1]
+    rates = bench.calibrate_rates(how, SMALL)
+    assert all(value > 0 for value in rates)
+    assert cascade["checked"] == "sample of 24 of 24 pairs" or cascade["checked"] == "all pairs"
+
+
 def test_both_cases_run_the_same_pool_and_only_tables_differ() -> None:
     step = bench.decode_step(Workload(batch=5, input_len=64, output_len=4, cache_hit=0.6))
     how = bench.how.How(**QUICK).resolved()
@@ -182,7 +234,6 @@ def test_touch_is_timed_beside_the_kernel() -> None:
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"cases": ("private", "own")}, ValueError, "cases must be some of private, shared, cascade"),
     ({"cases": ()}, ValueError, "cases must be some of"),
-    ({"cases": ("cascade",)}, attention.Unavailable, "cascade"),
     ({"backend": "reference", "threads": 2}, ValueError, "threads are for backend cpu, got 2"),
     ({"dtype": "fp8"}, ValueError, "dtype must be one of float32, float16, bfloat16, got 'fp8'"),
     ({"l2": "hot"}, ValueError, "l2 must be one of cold, warm"),

@@ -305,11 +305,6 @@ def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "frob" in refused(capsys, "frob")
 
 
-def test_cascade_does_not_exist_yet(capsys: pytest.CaptureFixture[str]) -> None:
-    line = refused(capsys, "decode", "--batch", "2", "--case", "cascade", status=3)
-    assert "cascade" in line
-
-
 @pytest.mark.parametrize(
     ("error", "status", "words"),
     [

@@ -3,7 +3,7 @@
 It holds no kernel and no clock. A backend that cannot run here is an error that says why.
 """
 
-from apclab_kernels.runs import Rates
+from apclab_kernels.runs import Rates, find_runs
 
 from apclab.attention.compiled import compile_kernels
 from apclab.attention.interpreted import interpreter, plan_interpreted
@@ -46,6 +46,7 @@ __all__ = [
     "compare_on_device",
     "compile_kernels",
     "dtype_of",
+    "find_runs",
     "interpreter",
     "kernel_sha256",
     "paged_attention_decode",

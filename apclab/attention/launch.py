@@ -24,8 +24,14 @@ ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 # files whose text decides what a backend's kernel does
 _SOURCES = {
     "reference": ("reference",),
-    "cpu": ("cpu_decode", "cpu_element", "cpu_tile", "cpu_vector"),
+    "cpu": ("cpu_cut", "cpu_decode", "cpu_element", "cpu_merge", "cpu_tile", "cpu_vector"),
     "triton": ("triton_decode", "triton_variant"),
+}
+# and those of the prefix-aware kernel
+_CASCADE_SOURCES = {
+    "reference": (),
+    "cpu": ("cpu_cascade", "cpu_product", "cpu_run", "runs"),
+    "triton": ("triton_cascade", "runs"),
 }
 
 
@@ -46,6 +52,8 @@ class Launch:
     order: str = "request"
     out: Any = field(default_factory=lambda: np.empty(0))  # [batch, num_heads, head_size]
     lse: Any = field(default_factory=lambda: np.empty(0, np.float32))  # [batch, num_heads]
+    ran: str = "paged"  # or "cascade"
+    why: str = ""  # which runs the prefix-aware kernel left out, in a sentence
 
     def __call__(self) -> None:
         """Run the kernel once, into `out` and `lse`."""
@@ -74,13 +82,13 @@ def require(backend: str, *, cascade: bool = False) -> None:
     Raises:
         Unavailable: with the reason and what would help.
     """
-    if cascade:
-        raise Unavailable(
-            "the cascade kernel does not exist yet in this version; "
-            "leave it out: the cases private and shared do"
-        )
     if backend == "triton":
         _require_triton()
+        if cascade and find_spec("apclab_kernels.triton_cascade") is None:
+            raise Unavailable(
+                "the triton backend has no cascade kernel in this version; "
+                "leave it out: the cases private and shared do"
+            )
     if backend == "cpu" and find_spec("numba") is None:
         raise Unavailable("the cpu backend needs numba; install it with: pip install numba")
 
@@ -124,10 +132,16 @@ def resolve(backend: str) -> str:
     return "triton"
 
 
-def kernel_sha256(backend: str) -> str:
-    """Digest of the kernel's source, so that a record says which code ran."""
+def kernel_sha256(backend: str, *, cascade: bool = False) -> str:
+    """Digest of the kernel's source, so that a record says which code ran.
+
+    Args:
+        backend: "reference", "cpu" or "triton".
+        cascade: of the prefix-aware kernel, with those that it is made of.
+    """
     import apclab_kernels
 
     folder = Path(next(iter(apclab_kernels.__path__)))
-    text = b"".join((folder / f"{name}.py").read_bytes() for name in _SOURCES[backend])
+    names = sorted(_SOURCES[backend] + (_CASCADE_SOURCES[backend] if cascade else ()))
+    text = b"".join((folder / f"{name}.py").read_bytes() for name in names)
     return hashlib.sha256(text).hexdigest()

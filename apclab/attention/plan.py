@@ -1,8 +1,12 @@
 """Checks a decode step and binds it to the backend that was named."""
 
+from dataclasses import replace
 from typing import Any
 
+from apclab_kernels.runs import Rates
+
 from apclab.attention.binding import bind
+from apclab.attention.cascade import runs_of
 from apclab.attention.checks import (
     check_arrays,
     check_names,
@@ -27,6 +31,7 @@ def plan(
     backend: str,
     order: str = "request",
     cascade: bool = False,
+    rates: Rates | None = None,
     out: Any = None,
     return_lse: bool = False,  # noqa: ARG001 - one signature for both; the launch always has lse
 ) -> Launch:
@@ -46,17 +51,20 @@ def plan(
         layout: "NHD" or "HND".
         backend: "reference", "cpu" or "triton".
         order: which runs on the outside, "request" or "head".
-        cascade: the prefix-aware kernel.
+        cascade: the prefix-aware kernel, which reads what requests share once for all of them;
+            runs of shared blocks are found in the tables. The reference is the same either way.
+        rates: of the machine, by which runs that do not pay are left out; None takes all.
         out: where the result goes, dtype and shape of query; made if None.
         return_lse: as in `paged_attention_decode`; the launch holds `lse` in any case.
 
     Returns:
-        A launch with `out` and `lse`, float32 [batch, num_heads], natural log.
+        A launch with `out` and `lse`, float32 [batch, num_heads], natural log. With `cascade` its
+        `ran` says which kernel was bound, and `why` what was left out.
 
     Raises:
         TypeError: an array is none, has another dtype, or lives elsewhere than the others.
         ValueError: a shape, a table entry, a length or a number does not fit.
-        Unavailable: the backend cannot run here, or the case does not exist yet.
+        Unavailable: the backend cannot run here.
     """
     check_names(layout=layout, backend=backend, order=order)
     require(backend, cascade=cascade)
@@ -65,11 +73,21 @@ def plan(
     check_place(backend, where)
     check_arrays(query, key_cache, value_cache, layout)
     block_size = key_cache.shape[1 if layout == "NHD" else 2]
-    check_tables(to_host(block_tables), to_host(seq_lens), len(query), len(key_cache), block_size)
+    on_host = to_host(block_tables), to_host(seq_lens)
+    check_tables(*on_host, len(query), len(key_cache), block_size)
     if out is not None:
         check_out(out, query)
+    runs, why = None, ""
+    if cascade and backend != "reference":
+        runs, why = runs_of(query, key_cache, *on_host, layout=layout, rates=rates)
     arrays = (query, key_cache, value_cache, block_tables, seq_lens)
-    return bind("decode", backend, arrays, out, scale=scale, layout=layout, order=order)
+    if runs is None:
+        launch = bind("decode", backend, arrays, out, scale=scale, layout=layout, order=order)
+        return replace(launch, why=why)
+    launch = bind(
+        "cascade", backend, arrays, out, scale=scale, layout=layout, order=order, runs=runs
+    )
+    return replace(launch, ran="cascade", why=why)
 
 
 def paged_attention_decode(
@@ -84,6 +102,7 @@ def paged_attention_decode(
     backend: str = "cpu",
     order: str = "request",
     cascade: bool = False,
+    rates: Rates | None = None,
     out: Any = None,
     return_lse: bool = False,
 ) -> Any:
@@ -95,7 +114,7 @@ def paged_attention_decode(
     """
     launch = plan(
         query, key_cache, value_cache, block_tables, seq_lens, scale=scale, layout=layout,
-        backend=backend, order=order, cascade=cascade, out=out,
+        backend=backend, order=order, cascade=cascade, rates=rates, out=out,
     )  # fmt: skip
     launch()
     return (launch.out, launch.lse) if return_lse else launch.out

@@ -9,6 +9,7 @@ import numpy as np
 from apclab.attention import (
     Comparison,
     Launch,
+    Rates,
     as_torch,
     compare,
     compare_on_device,
@@ -122,8 +123,14 @@ def check_room(num_blocks: int, model: ModelShape, how: How, block_size: int, as
     )  # fmt: skip
 
 
-def bind(step: Step, model: ModelShape, how: How) -> Bound:
+def bind(step: Step, model: ModelShape, how: How, rates: Rates | None = None) -> Bound:
     """Allocate, fill and plan a step; nothing is timed.
+
+    Args:
+        step: the block tables of its cases.
+        model: the shape.
+        how: resolved.
+        rates: by which case cascade leaves out runs that do not pay; None takes all.
 
     Raises:
         Cancelled: the caller's `cancelled` said so.
@@ -149,7 +156,7 @@ def bind(step: Step, model: ModelShape, how: How) -> Bound:
         for flat in key_value_pool(int(np.prod(shape)), how.dtype, how.kind, how.cancelled)
     )
     seed = step.workload.seed if step.workload else 0
-    by_case = {"private": step.private, "shared": step.shared}
+    by_case = {"private": step.private, "shared": step.shared, "cascade": step.shared}
     # a case's placement is its own, so that none profits from neat addresses
     tables = {case: by_case[case].permuted(seed, num_blocks) for case in how.cases}
     query: Any = np.random.default_rng(seed).standard_normal(
@@ -168,7 +175,18 @@ def bind(step: Step, model: ModelShape, how: How) -> Bound:
         query = query.astype(dtype_of(how.dtype))
     launches = {
         case: [
-            plan(query, k, v, ids, lens, layout=how.layout, backend=how.backend, order=how.order)
+            plan(
+                query,
+                k,
+                v,
+                ids,
+                lens,
+                layout=how.layout,
+                backend=how.backend,
+                order=how.order,
+                cascade=case == "cascade",
+                rates=rates,
+            )
             for k, v in zip(keys, values, strict=True)
         ]
         for case, (ids, lens) in arrays.items()

@@ -154,7 +154,11 @@ def _measure(model: ModelShape, how: How, block_size: int, batch: int | None) ->
 def _batch(model: ModelShape, how: How) -> int:
     of_request = SEQ_LEN * model.token_bytes(how.dtype)
     wanted = min(_BATCH_BYTES[how.kind], memory_available(how.kind) // 4) // of_request
-    return max(_BATCHES[0], min(wanted, _BATCHES[1]))
+    batch = max(_BATCHES[0], min(wanted, _BATCHES[1]))
+    if how.memory_limit is None:
+        return batch
+    # a caller's limit is for the probes, too; one request's room is left for the null block
+    return max(1, min(batch, how.memory_limit // of_request - 1))
 
 
 def _steps(batch: int, block_size: int) -> dict[str, tuple[Step, str, str]]:

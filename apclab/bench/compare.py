@@ -5,9 +5,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from apclab.attention import plan_stream
+from apclab.attention import Rates, find_runs, plan_stream
 from apclab.bench.bound import bind, check_room
 from apclab.bench.buffers import scratch_buffer
+from apclab.bench.calibrate import calibrate_rates
 from apclab.bench.how import How
 from apclab.bench.probes import measure_ladder
 from apclab.bench.record import make_records
@@ -43,8 +44,11 @@ def compare_decode(
 ) -> list[Record]:
     """Measure one decode step of a workload with private and with shared blocks.
 
-    Both cases run the same machine code on the same pool, interleaved; only the values in the
-    block tables differ. Every case is compared with the float64 reference before it is timed.
+    The cases private and shared run the same machine code on the same pool, interleaved; only the
+    values in the block tables differ. Cascade has the tables of shared and the kernel that reads
+    what requests share once for all of them; it does that where it pays by the rates of this
+    machine, measured before, and its record notes what was left to the paged kernel. Every case is
+    compared with the float64 reference before it is timed.
 
     Args:
         workload: the requests.
@@ -112,7 +116,7 @@ def measure_touch(step: Step, model: ModelShape, **how: Any) -> dict[str, dict[s
     Returns:
         Case -> {"decode": seconds, "touch": seconds, "stream_bytes_per_s": rates of a plain read}.
     """
-    done = How(**how).resolved()
+    done = How(**{"cases": ("private", "shared"), **how}).resolved()
     bound = bind(step, model, done)
     read, size = plan_stream(scratch_buffer(2**29, cancelled=done.cancelled), 1)
     calls: dict[str, list[Callable[[], None]]] = {"stream": [read]}
@@ -133,6 +137,16 @@ def measure_touch(step: Step, model: ModelShape, **how: Any) -> dict[str, dict[s
     }
 
 
+def _rates(step: Step, model: ModelShape, how: How) -> Rates | None:
+    """The machine's rates, by which runs are chosen; None where there is nothing to choose."""
+    if "cascade" not in how.cases or how.backend == "reference":
+        return None
+    tables = step.shared
+    if not find_runs(tables.block_tables, tables.seq_lens, step.block_size).runs:
+        return None
+    return calibrate_rates(how, model, block_size=step.block_size)
+
+
 def _measure(step: Step, model: ModelShape, how: How) -> list[Record]:
     def stopped() -> None:
         if how.cancelled is not None and how.cancelled():
@@ -140,7 +154,7 @@ def _measure(step: Step, model: ModelShape, how: How) -> list[Record]:
 
     how.tell(0.0, "reading the machine's caches and memory")
     ladder = measure_ladder(kind=how.kind, threads=how.threads, cancelled=how.cancelled)
-    bound = bind(step, model, how)
+    bound = bind(step, model, how, _rates(step, model, how))
     checks = {}
     for case in how.cases:
         stopped()

@@ -41,7 +41,7 @@ class How:
 
         Raises:
             ValueError: a name is unknown, or a number out of range.
-            Unavailable: the backend cannot run here, or a case does not exist yet.
+            Unavailable: the backend cannot run here, or has no kernel of a case.
         """
         known = {
             "backend": ("auto", *BACKENDS),

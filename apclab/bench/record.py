@@ -74,8 +74,12 @@ def _case(bound: Bound, case: str, check: Comparison, seconds: list[float]) -> R
     token_bytes = bound.model.token_bytes(bound.how.dtype)
     logical = sharing.logical_bytes(token_bytes)
     seed = bound.step.workload.seed if bound.step.workload else 0
+    launch = bound.launches[case][0]
+    digest = kernel_sha256(launch.backend, cascade=launch.ran == "cascade")
     return {
         "case": case,
+        "kernel_sha256": digest,
+        "notes": [*bound.memory.notes, *([launch.why] if launch.why else [])],
         "placement": {"kind": "permuted", "seed": seed, "num_blocks": bound.keys.shape[1]},
         **times,
         "logical_bytes": logical,

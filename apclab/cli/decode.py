@@ -1,4 +1,4 @@
-"""`apclab decode`: one decode step measured on this machine, private against shared blocks."""
+"""`apclab decode`: one decode step measured here: private blocks, shared ones, cascade."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +70,7 @@ def decode(
     step: Annotated[str, _how("Which decode step: first, mid, last.")] = "mid",
     case: Annotated[
         list[str] | None,
-        _how("private, shared or cascade; repeatable; default the first two.", show_default=False),
+        _how("private, shared or cascade; repeatable; default all three.", show_default=False),
     ] = None,
     budget: Annotated[float, _how("Seconds of measuring.")] = 1.0,
     threads: Annotated[
@@ -88,7 +88,7 @@ def decode(
     ] = False,
     html: Annotated[Path | None, _output("Write the figure to this file.")] = None,
 ) -> int:
-    """Measure one decode step on this machine, with private and with shared blocks."""
+    """Measure one decode step on this machine: private blocks, shared ones, cascade."""
     asked = {
         "batch": batch,
         "input_len": input_len,
@@ -100,7 +100,7 @@ def decode(
     }
     asked = {name: value for name, value in asked.items() if value is not None}
     how = {
-        "cases": tuple(case or ("private", "shared")),
+        "cases": tuple(case or ("private", "shared", "cascade")),
         "backend": backend,
         "dtype": dtype,
         "layout": layout,
@@ -145,7 +145,7 @@ def measure(
     """Measure with a progress bar; the records, and whether Ctrl-C cut it short.
 
     Raises:
-        CommandError: with status 3, the machine lacks something or a case does not exist yet.
+        CommandError: with status 3, the machine or this version lacks something.
     """
     # numba takes its time to import, and bad arguments should fail before that
     from apclab.attention import Unavailable

@@ -101,7 +101,11 @@ def print_table(records: list[Record]) -> None:
             f"{record['error_bound']:.1e}",
         )
     console.print(table)
-    for line in (*context(records[0]), results.finding(records)):
+    said = records[0]["notes"]
+    notes = [
+        f"note: {r['case']}: {note}" for r in records for note in r["notes"] if note not in said
+    ]
+    for line in (*context(records[0]), *notes, results.finding(records)):
         console.print(line, markup=False, soft_wrap=True)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pandas as pd
@@ -248,14 +249,18 @@ def _near(rung: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bo
 
 
 def _label_positions(found: Iterable[Line], quantity: str, *, logarithmic: bool) -> dict[str, str]:
-    """Where to write the names: beside the last points, apart when those lie close together."""
-    ends = sorted((getattr(line, quantity)[-1], line.case) for line in found)
-    if len({case for _, case in ends}) < 2:
-        return {}
-    highest = max(value for value, _ in ends)
-    (low, lower), (high, upper) = ends[0], ends[-1]
-    near = high / low < 1.25 if logarithmic else (high - low) / highest < 0.1
-    return {lower: "bottom right", upper: "top right"} if near else {}
+    """Where to write the names: beside the last points, apart where those lie close together."""
+    last: dict[str, float] = {line.case: getattr(line, quantity)[-1] for line in found}
+    ends = sorted((value, case) for case, value in last.items())
+    highest = max(last.values(), default=1.0)
+    positions: dict[str, str] = {}
+    for (low, lower), (high, upper) in pairwise(ends):
+        near = high / low < 1.25 if logarithmic else (high - low) / highest < 0.1
+        if near:
+            # the middle one of three stays beside its point
+            positions[lower] = "middle right" if lower in positions else "bottom right"
+            positions[upper] = "top right"
+    return positions
 
 
 def _values(found: Iterable[Line]) -> list[float]:

@@ -33,7 +33,7 @@ class Point(NamedTuple):
 
 
 def best_points(measured: Sequence[Line]) -> list[Point]:
-    """The points of all cases at the place where the last case gains most over the first one.
+    """The points of all cases at the place where the second case gains most over the first one.
 
     A gain counts where the ranges of the two are apart; if that is nowhere, anywhere.
     """
@@ -54,25 +54,33 @@ def _points(measured: Sequence[Line], x: float) -> list[Point]:
 
 
 def _gain(points: Sequence[Point]) -> float:
-    return points[0].middle / points[-1].middle
+    return points[0].middle / points[1].middle
 
 
 def _apart(points: Sequence[Point]) -> bool:
-    first, last = points[0], points[-1]
-    return last.high < first.low or first.high < last.low
+    first, second = points[0], points[1]
+    return second.high < first.low or first.high < second.low
 
 
 def time_title(points: Sequence[Point], x: str) -> str:
-    """How the last case compares with the first one; "" when there are not two."""
+    """How the second case compares with the first one, and the third; "" without a second."""
     if len(points) < 2:
         return ""
-    first, last, gain = points[0], points[-1], _gain(points)
+    first, second, gain = points[0], points[1], _gain(points)
+    third = points[-1]
+    beside = _apart(points[1:]) and abs(_gain(points[1:]) - 1) >= _SAME if points[2:] else False
     if not _apart(points) or abs(gain - 1) < _SAME:
-        return f"{last.case} and {first.case} take<br>the same time within noise"
+        if beside:
+            ratio = times(first.middle / third.middle)
+            return f"{second.case} and {first.case} take the<br>same time, {third.case} {ratio}"
+        return f"{second.case} and {first.case} take<br>the same time within noise"
     if gain < 1:
-        return f"{last.case} is nowhere faster<br>than {first.case}"
-    place = _SETTING_WORDS[x].format(last.x)
-    return f"{last.case} is {times(gain)} faster<br>than {first.case} at {place}"
+        return f"{second.case} is nowhere faster<br>than {first.case}"
+    place = _SETTING_WORDS[x].format(second.x)
+    if beside:
+        ratio = times(first.middle / third.middle)
+        return f"{second.case} is {times(gain)} faster, {third.case}<br>{ratio}, at {place}"
+    return f"{second.case} is {times(gain)} faster<br>than {first.case} at {place}"
 
 
 def bandwidth_title(points: Sequence[Point]) -> str:

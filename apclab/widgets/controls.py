@@ -21,6 +21,7 @@ _WORDS = {
     "backend": ("backend", "auto: triton where CUDA is at hand, else cpu"),
     "order": ("order", "which loop of the kernel is outer: requests or heads"),
     "l2": ("l2", "cold: the cache holds nothing of a timed call, as in an engine"),
+    "cascade": ("cascade", "a kernel that reads a shared prefix once for all requests"),
     "x": ("x axis", "what Run varies"),
     "view": ("view", "time of a layer, of a token, or of all tokens (three steps are timed)"),
     "blocks": ("blocks", "picture of the blocks: a row a request, or the pool by block id"),
@@ -34,6 +35,7 @@ _MENU_WORDS: dict[str, dict[Any, str]] = {
         "prefix_groups": "prefix groups",
         "block_size": "block size",
     },
+    "cascade": {True: "measured, too", False: "left out"},
     "view": {"layer": "per layer", "token": "per token", "output": "whole output"},
     "blocks": {"logical": "by request", "physical": "by block id"},
 }
@@ -91,7 +93,7 @@ class Controls:
     def rows(self) -> list[list[Any]]:
         """The controls in the order of the page: what and how, the workload, the kernel."""
         menus = ("preset", "model", "dtype", "backend", "x", "view")
-        kernel = ("block_size", "order", "l2")
+        kernel = ("block_size", "order", "l2", "cascade")
         return [
             [self.by_name[name] for name in names] for names in (menus, WORKLOAD_FIELDS, kernel)
         ]

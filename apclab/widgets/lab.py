@@ -39,7 +39,7 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
         theme: "auto" (follows JupyterLab), "light" or "dark".
         settings: every other control by its name: batch, input_len, output_len, cache_hit and
             prefix_groups, which override the workload; dtype, block_size, backend, order, l2,
-            x, view, blocks, points and budget_s. See `Settings` for what they mean and take.
+            cascade, x, view, blocks, points and budget_s. `Settings` says what they mean and take.
 
     Raises:
         TypeError: an argument that is unknown or of the wrong kind.

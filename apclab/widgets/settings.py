@@ -23,6 +23,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "backend": ("auto", "cpu", "triton"),
     "order": ("auto", "request", "head"),
     "l2": ("cold", "warm"),
+    "cascade": (True, False),
     "x": tuple(X_AXES),
     "view": tuple(VIEWS),
     "blocks": BLOCK_VIEWS,
@@ -42,6 +43,7 @@ class Settings:
         backend: "auto" takes triton where CUDA is at hand, else cpu.
         order: program or loop order of the kernel; "auto" leaves it to the bench.
         l2: "cold" or "warm" last-level cache before a timed call.
+        cascade: whether the prefix-aware kernel is measured, too.
         x: what the sweep varies: "cache_hit" over 0 to 1; "batch", "input_len" and
             "prefix_groups" from small to the slider's value (groups: to the batch);
             "block_size" over its menu.
@@ -62,6 +64,7 @@ class Settings:
     backend: str = "auto"
     order: str = "auto"
     l2: str = "cold"
+    cascade: bool = True
     x: str = "cache_hit"
     view: str = "layer"
     blocks: str = "logical"
@@ -125,6 +128,10 @@ class Settings:
                 return self.changed(cache_hit=x)
             case name:
                 return self.changed(**{name: int(x)})
+
+    def cases(self) -> tuple[str, ...]:
+        """What is measured at each point."""
+        return ("private", "shared", "cascade") if self.cascade else ("private", "shared")
 
     def token_bytes(self) -> int:
         """K and V of one token in one layer, bytes."""

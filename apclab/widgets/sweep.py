@@ -41,6 +41,7 @@ def sweep(
                 records += bench.compare_decode(
                     point.workload,
                     point.shape,
+                    cases=point.cases(),
                     backend=point.backend,
                     dtype=point.dtype,
                     block_size=point.block_size,

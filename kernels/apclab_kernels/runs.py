@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
+# queries that a product takes at least: the lanes of a CPU's vectors, the rows of a GPU's tile
+ROWS = 16
+
 
 class Run(NamedTuple):
     """Blocks that some requests of a batch have in common, all of them full."""
@@ -139,9 +142,10 @@ def saved_s(
 
     With n requests and b = 2 * tokens * num_kv_heads * head_size * itemsize bytes of K and V, the
     paged kernel reads b from DRAM once and from the cache n - 1 times:
-    b / dram + (n - 1) * b / cache. The prefix-aware kernel reads b once and does the two products,
-    4 * n * num_heads * head_size * tokens operations:
-    max(operations / product, b / dram) + run_s.
+    b / dram + (n - 1) * b / cache. The prefix-aware kernel reads b once and does two products for
+    each KV head, with n * num_heads / num_kv_heads rows, filled up to a multiple of 16:
+    4 * rows * num_kv_heads * head_size * tokens operations, and
+    max(operations / product, b / dram) + run_s seconds.
 
     Args:
         run: the run.
@@ -155,7 +159,8 @@ def saved_s(
     n, tokens = len(run.requests), len(run.blocks) * block_size
     read = 2 * tokens * num_kv_heads * head_size * itemsize
     plain = read / rates.dram_bytes_per_s + (n - 1) * read / rates.cache_bytes_per_s
-    product = 4 * n * num_heads * head_size * tokens / rates.product_flop_per_s
+    rows = -(-n * num_heads // num_kv_heads // ROWS) * ROWS
+    product = 4 * rows * num_kv_heads * head_size * tokens / rates.product_flop_per_s
     return plain - max(product, read / rates.dram_bytes_per_s) - rates.run_s
 
 
