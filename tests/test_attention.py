@@ -226,7 +226,7 @@ def test_host_tensors_reach_the_cpu_kernel_without_a_copy(dtype: str) -> None:
     assert isinstance(launch.out, torch.Tensor)
     assert launch.out.dtype == tensors["query"].dtype
     # bound arguments hold the tensors' own bytes
-    held = launch.act.args[0]  # type: ignore[attr-defined]
+    held = launch.act.args[0].decode  # type: ignore[attr-defined]
     assert held[1].ctypes.data == tensors["key_cache"].data_ptr()
     assert held[5].ctypes.data == launch.out.data_ptr()
     launch()

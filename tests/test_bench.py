@@ -129,8 +129,9 @@ def test_both_cases_run_the_same_pool_and_only_tables_differ() -> None:
     step = bench.decode_step(Workload(batch=5, input_len=64, output_len=4, cache_hit=0.6))
     how = bench.how.How(**QUICK).resolved()
     bound = binding.bind(step, SMALL, how)
-    one, other = (bound.launches[case][0].act.args[0] for case in ("private", "shared"))  # type: ignore[attr-defined]
-    for at, (a, b) in enumerate(zip(one, other, strict=True)):
+    one, other = (bound.launches[case][0].act.args[0].decode for case in ("private", "shared"))  # type: ignore[attr-defined]
+    # what follows is for partial states, which such a step has not
+    for at, (a, b) in enumerate(zip(one[:12], other[:12], strict=True)):
         if isinstance(a, np.ndarray):
             same = a.ctypes.data == b.ctypes.data
             # block_tables, out and lse are a case's own; lens are equal in value

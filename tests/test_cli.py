@@ -85,7 +85,7 @@ def test_defaults_are_the_issue(calls: Calls, capsys: pytest.CaptureFixture[str]
     (call,) = calls
     assert call["subject"] == Workload()
     assert call["model"] == "llama-13b"
-    assert call["cases"] == ("private", "shared")
+    assert call["cases"] == ("private", "shared", "cascade")
     assert (call["dtype"], call["block_size"], call["step"]) == ("bfloat16", 16, "mid")
     shown = capsys.readouterr().out
     for word in ("private", "shared", "382.0", "252.5", "hit asked 1.00, realised", "readers"):

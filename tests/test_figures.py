@@ -222,6 +222,37 @@ def test_titles_state_what_was_found() -> None:
     assert "nowhere faster" in title(slower)
 
 
+def three(private: float, shared: float, cascade: float) -> list[Record]:
+    times = {"private": private, "shared": shared, "cascade": cascade}
+    return [record(Workload(batch=6), case, time_us=time) for case, time in times.items()]
+
+
+def test_cascade_is_told_beside_shared_against_private() -> None:
+    def told(*times: float) -> str:
+        found = figures.lines(results.frame(three(*times)), "cache_hit")
+        return time_title(best_points(found), "cache_hit")
+
+    assert told(300, 150, 100) == "shared is 2.0× faster, cascade<br>3.0×, at hit 1"
+    assert told(300, 150, 150) == "shared is 2.0× faster<br>than private at hit 1"
+    assert told(300, 300, 100) == "shared and private take the<br>same time, cascade 3.0×"
+
+
+@pytest.mark.parametrize(
+    ("times", "positions"),
+    [
+        ((300, 290, 280), ("top right", "middle right", "bottom right")),
+        ((300, 150, 140), ("middle right", "top right", "bottom right")),
+        ((300, 200, 100), ("middle right", "middle right", "middle right")),
+    ],
+)
+def test_names_of_lines_that_end_close_together_stand_apart(
+    times: tuple[float, float, float], positions: tuple[str, ...]
+) -> None:
+    figure = figures.decode_time(results.frame(three(*times)), "cache_hit")
+    named = {trace.name: trace.textposition for trace in figure.data if trace.name}
+    assert tuple(named[case] for case in ("private", "shared", "cascade")) == positions
+
+
 def panels(records: list[Record], overlay: list[Record], view: str = "layer") -> Any:
     step = decode_step(Workload(batch=6, input_len=63))
     return {"blocks": figures.block_panel(step.shared)} | figures.sweep_panels(

@@ -63,6 +63,28 @@ def test_run_draws_the_records() -> None:
     assert results.finding(lab.records).split(":")[0] in lab._page.finding.value
 
 
+@pytest.mark.parametrize(
+    ("settings", "cases"),
+    [({}, ("private", "shared", "cascade")), ({"cascade": False}, ("private", "shared"))],
+)
+def test_cascade_is_measured_unless_it_is_left_out(
+    settings: dict[str, Any], cases: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def measure(workload: Workload, *_args: Any, **how: Any) -> list[results.Record]:
+        asked.append(how["cases"])
+        return [record(workload, case) for case in how["cases"]]
+
+    monkeypatch.setattr(bench, "compare_decode", measure)
+    lab = small(points=2, **settings)
+    lab.run(block=True)
+    assert asked == [cases] * 2
+    assert len(lab.records) == 2 * len(cases)
+    for case in cases:
+        assert drawn(lab, case)[0] == [0.0, 1.0]
+
+
 def test_the_static_twin_shows_the_same() -> None:
     lab = small()
     lab.run()
