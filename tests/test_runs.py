@@ -150,15 +150,15 @@ def run_of(requests: int, blocks: int, first: int = 0) -> Run:
 
 def test_the_rule_in_numbers() -> None:
     block = 2 * 16 * 40 * 128 * 4
-    plain = block / 30e9 + 63 * block / 90e9
+    plain = 63 * block / 90e9
     product = 4 * 64 * 40 * 128 * 16 / 100e9
     assert saved_s(run_of(64, 1), **SHAPE, rates=RATES) == pytest.approx(plain - product - 20e-6)
     assert cascade_pays(run_of(64, 1), **SHAPE, rates=RATES)
     # a product that is slower than the cache never pays, however long the run
     slow = RATES._replace(product_flop_per_s=40e9)
     assert not cascade_pays(run_of(64, 1000), **SHAPE, rates=slow)
-    # two requests save one cached read of 7 us, less than a run costs; a hundred of them do not
-    fast = RATES._replace(product_flop_per_s=400e9)
+    # two requests save one cached read of a block, 7 us, less than a run costs; a hundred do not
+    fast = RATES._replace(product_flop_per_s=1000e9)
     assert not cascade_pays(run_of(2, 1), **SHAPE, rates=fast)
     assert cascade_pays(run_of(2, 100), **SHAPE, rates=fast)
     # the product of two requests takes as long as that of sixteen
@@ -183,7 +183,7 @@ def test_runs_that_do_not_pay_are_left_to_the_tails() -> None:
 
 def test_a_prompt_that_does_not_pay_goes_with_its_documents() -> None:
     upper, lower = run_of(3, 1), run_of(2, 100, first=1)
-    costly = RATES._replace(product_flop_per_s=400e9, run_s=200e-6)
+    costly = RATES._replace(product_flop_per_s=10e12, run_s=200e-6)
     runs = Runs([upper, lower], np.array([1616, 1616, 16], np.int32))
     kept, _ = choose_runs(runs, **SHAPE, rates=costly)
     assert as_lists(kept) == [([0, 1], 0, [0, *range(100)])]

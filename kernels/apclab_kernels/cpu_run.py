@@ -26,6 +26,7 @@ from apclab_kernels.cpu_vector import (
     load,
     maximum,
     multiply,
+    prefetch,
     splat,
     store,
     subtract,
@@ -34,6 +35,9 @@ from apclab_kernels.cpu_vector import (
 
 LANES = 2 * WIDTH  # queries that a register tile takes
 TOKENS = 64  # keys and values of a head that are widened at a time
+# tokens that are asked for before they are widened: rows of NHD lie far apart, and without it 64
+# requests that share all took 4.4 ms for keys and values in DRAM, with it 2.5 (float32)
+AHEAD = 16
 STEP = np.int64(1)
 START = np.int64(0)
 NOTHING = np.float32(-np.inf)
@@ -44,7 +48,15 @@ LOWEST = np.float32(-3.0e38)
 @njit(fastmath=FASTMATH, cache=True)
 def _take_tokens(k, v, blocks, first, last, block_size, strides, at, size, stride, keys, values):
     """Widen tokens first to last of one head: rows of `stride` in keys and values."""
+    line = 64 // k.itemsize
     for t in range(first, last):
+        ahead = t + AHEAD
+        if ahead < blocks.size * block_size:
+            to = np.int64(blocks[ahead // block_size]) * strides[0]
+            to += (ahead % block_size) * strides[1] + at
+            for d in range(0, size, line):
+                prefetch(k, to + d)
+                prefetch(v, to + d)
         row = np.int64(blocks[t // block_size]) * strides[0] + (t % block_size) * strides[1] + at
         take_query(k, row, size, ONE, keys, (t - first) * stride)
         take_query(v, row, size, ONE, values, (t - first) * stride)

@@ -87,6 +87,21 @@ def load(_typing: Any, array: Any, index: Any) -> Any:
 
 
 @intrinsic
+def prefetch(_typing: Any, array: Any, index: Any) -> Any:
+    """Ask for the cache line of array[index], to be read from the L2 later."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        byte = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        pointer = builder.bitcast(pointer_to(context, builder, array, *args), byte)
+        builder.call(function, [pointer, I32(0), I32(2), I32(1)])  # read, into L2, data
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), codegen
+
+
+@intrinsic
 def store(_typing: Any, array: Any, index: Any, value: Any) -> Any:
     """Write to array[index : index + 16] of a float32 array."""
 

@@ -141,11 +141,11 @@ def saved_s(
     """Seconds that one run saves if it is read once; negative where it costs.
 
     With n requests and b = 2 * tokens * num_kv_heads * head_size * itemsize bytes of K and V, the
-    paged kernel reads b from DRAM once and from the cache n - 1 times:
-    b / dram + (n - 1) * b / cache. The prefix-aware kernel reads b once and does two products for
-    each KV head, with n * num_heads / num_kv_heads rows, filled up to a multiple of 16:
-    4 * rows * num_kv_heads * head_size * tokens operations, and
-    max(operations / product, b / dram) + run_s seconds.
+    paged kernel reads b from DRAM once and from the cache n - 1 times. The prefix-aware kernel
+    reads b from DRAM once, too, and then does two products for each KV head, with
+    n * num_heads / num_kv_heads rows, filled up to a multiple of 16. So it saves
+    (n - 1) * b / cache - 4 * rows * num_kv_heads * head_size * tokens / product - run_s:
+    the DRAM rate does not decide. That is cautious where a kernel multiplies while it reads.
 
     Args:
         run: the run.
@@ -158,10 +158,9 @@ def saved_s(
     """
     n, tokens = len(run.requests), len(run.blocks) * block_size
     read = 2 * tokens * num_kv_heads * head_size * itemsize
-    plain = read / rates.dram_bytes_per_s + (n - 1) * read / rates.cache_bytes_per_s
     rows = -(-n * num_heads // num_kv_heads // ROWS) * ROWS
     product = 4 * rows * num_kv_heads * head_size * tokens / rates.product_flop_per_s
-    return plain - max(product, read / rates.dram_bytes_per_s) - rates.run_s
+    return (n - 1) * read / rates.cache_bytes_per_s - product - rates.run_s
 
 
 def cascade_pays(
