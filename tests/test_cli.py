@@ -180,8 +180,8 @@ def test_tables_are_measured_for_real(
 ) -> None:
     argv = ["decode", "--tables", step_file(), "--dtype", "float32", "--budget", "0.05", "--json"]
     assert run([*argv, "--backend", "cpu"]) == 0
-    private, shared = map(json.loads, capsys.readouterr().out.splitlines())
-    assert (private["case"], shared["case"]) == ("private", "shared")
+    private, shared, cascade = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [r["case"] for r in (private, shared, cascade)] == ["private", "shared", "cascade"]
     token_bytes = 2 * 1 * 16 * 4
     assert private["logical_bytes"] == shared["logical_bytes"] == 73 * token_bytes
     assert private["distinct_bytes"] == 73 * token_bytes
