@@ -69,9 +69,7 @@ def _on_gpu(
     query, numbers = query.contiguous(), [array.contiguous() for array in numbers]
     out = torch.empty_like(query) if out is None else out
     lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
-    bound = module.bind(
-        query, keys, values, *numbers, out, lse, layout=layout, order=order, **more
-    )
+    bound = module.bind(query, keys, values, *numbers, out, lse, layout=layout, order=order, **more)
     return Launch(partial(module.run, bound), "triton", layout, order, out, lse)
 
 

@@ -31,7 +31,7 @@ _SOURCES = {
 _CASCADE_SOURCES = {
     "reference": (),
     "cpu": ("cpu_cascade", "cpu_product", "cpu_run", "runs"),
-    "triton": ("triton_cascade", "runs"),
+    "triton": ("runs",),
 }
 
 
