@@ -158,10 +158,10 @@ def test_the_rule_in_numbers() -> None:
     slow = RATES._replace(product_flop_per_s=40e9)
     assert not cascade_pays(run_of(64, 1000), **SHAPE, rates=slow)
     # two requests save one cached read of a block, 7 us, less than a run costs; a hundred do not
-    fast = RATES._replace(product_flop_per_s=1000e9)
+    fast = RATES._replace(product_flop_per_s=10e12)
     assert not cascade_pays(run_of(2, 1), **SHAPE, rates=fast)
     assert cascade_pays(run_of(2, 100), **SHAPE, rates=fast)
-    # the product of two requests takes as long as that of sixteen
+    # the product of two requests takes as long as that of 32
     assert not cascade_pays(run_of(2, 100), **SHAPE, rates=RATES)
     assert cascade_pays(run_of(16, 100), **SHAPE, rates=RATES)
 

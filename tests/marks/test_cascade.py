@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from apclab import bench
-from apclab.attention import dtype_of, find_runs, plan, plan_stream
+from apclab.attention import dtype_of, plan, plan_stream
 from apclab.bench.buffers import scratch_buffer
 from apclab.bench.how import How
 from apclab.bench.probes import footprints
@@ -113,18 +113,23 @@ def test_the_rule_agrees_with_the_clock(dtype: str, mark: Mark) -> None:
     # all 304 tokens shared, so the run is all that differs; time lost where the rule is wrong
     rates = bench.calibrate_rates(How(dtype=dtype).resolved(), LLAMA)
     cold, _ = plan_stream(scratch_buffer(footprints("cpu", None)["DRAM"]), 1)
-    lost = []
-    for batch in (2, 4, 8, 16, 32, 64):
+
+    def lost(batch: int) -> float:
         query, keys, values = pools(batch, LLAMA, dtype)
         table, lens = tables(batch, BLOCKS), np.full(batch, BLOCKS * 16, np.int32)
-        assert find_runs(table, lens, 16).runs
         arrays = (query, keys[0], values[0], table, lens)
         plain, cascade = (plan(*arrays, backend="cpu", cascade=on) for on in (False, True))
-        chosen = plan(*arrays, backend="cpu", cascade=True, rates=rates).ran
         times = interleave(
             {"paged": [plain], "cascade": [cascade]}, budget_s=0.5, min_rounds=15,
             between=lambda _launch: cold(),
         )  # fmt: skip
         found = {name: median(values) for name, values in times.items()}
-        lost.append(found[chosen] / min(found.values()))
-    mark(f"chosen kernel / faster one, {dtype}, 2 to 64 sharers", lambda: max(lost), 1.5, most=True)
+        chosen = plan(*arrays, backend="cpu", cascade=True, rates=rates).ran
+        return found[chosen] / min(found.values())
+
+    mark(
+        f"chosen kernel / faster one, {dtype}, 2 to 64 sharers, the worst",
+        lambda: max(map(lost, (2, 4, 8, 16, 32, 64))),
+        1.3,
+        most=True,
+    )
