@@ -24,7 +24,15 @@ ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 # files whose text decides what a backend's kernel does
 _SOURCES = {
     "reference": ("reference",),
-    "cpu": ("cpu_cut", "cpu_decode", "cpu_element", "cpu_merge", "cpu_tile", "cpu_vector"),
+    "cpu": (
+        "cpu_attend",
+        "cpu_cut",
+        "cpu_decode",
+        "cpu_element",
+        "cpu_merge",
+        "cpu_tile",
+        "cpu_vector",
+    ),
     "triton": ("triton_decode", "triton_variant"),
 }
 # and those of the prefix-aware kernel
