@@ -4,7 +4,7 @@ A process of its own, `TRITON_INTERPRET=1 python -m tests.interpreted FOLDER`, s
 test_triton_interpreted.py. The folder takes altered copies of the kernel and a sparse file.
 """
 
-import importlib.util
+import importlib
 import itertools
 import json
 import sys
@@ -20,6 +20,12 @@ from apclab_kernels.triton_worker import Tensor, interpret
 
 from tests.kernel_cases import DTYPES, Case, assert_exact, truth_of
 
+# what a copy with a mistake consists of
+SHARED = ("triton_merge", "triton_tile", "triton_work")
+COPIED = (
+    *SHARED, "__init__", "runs", "triton_variant",
+    "triton_decode", "triton_prefill", "triton_cascade",
+)  # fmt: skip
 LAYOUTS = ("NHD", "HND")
 ORDERS = ("request", "head")
 SPLITS = (1, 2, 3, 7)
@@ -159,18 +165,22 @@ def far(folder: Path) -> tuple[Case, dict[str, Any]]:
     return case, arrays
 
 
-def planted(folder: Path, name: str, right: str, wrong: str) -> Any:
-    """A copy of the kernel's module with a mistake in it."""
-    source = Path(kernel().__file__).read_text(encoding="utf-8")
-    assert right in source, f"the kernel no longer has the line for {name!r}"
-    path = folder / f"{name.replace(' ', '_')}.py"
-    path.write_text(source.replace(right, wrong), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def planted(folder: Path, name: str, right: str, wrong: str, of: str = "triton_decode") -> Any:
+    """A module out of a copy of the kernels with a mistake in one of them."""
+    package = folder / "planted_{}".format("".join(c if c.isalnum() else "_" for c in name))
+    package.mkdir()
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    kernels = Path(kernel().__file__).parent
+    sources = {n: (kernels / f"{n}.py").read_text(encoding="utf-8") for n in COPIED}
+    # in the module itself, or else in one that it has parts of
+    having = [n for n in (of, *SHARED) if right in sources[n]]
+    assert having, f"no kernel has the line for {name!r} any more"
+    sources[having[0]] = sources[having[0]].replace(right, wrong)
+    for n, source in sources.items():
+        text = source.replace("apclab_kernels", package.name)
+        (package / f"{n}.py").write_text(text, encoding="utf-8")
+    return importlib.import_module(f"{package.name}.{of}")
 
 
 def wrong_entry() -> None:
@@ -224,10 +234,10 @@ def _checked(case: Case, order: str, splits: int, kernels: Any) -> None:
     attend(case, poisoned(case), order, splits, kernels)
 
 
-def main(folder: Path) -> None:
+def report(checks: Iterator[tuple[str, Callable[[], None]]]) -> None:
     """Print a line for each check."""
     sys.modules["torch"] = None  # type: ignore[assignment]  # so it is known to work without
-    for name, check in checks(folder):
+    for name, check in checks:
         result: dict[str, str | None] = {"name": name, "failure": None, "crash": None}
         try:
             check()
@@ -239,4 +249,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    report(checks(Path(sys.argv[1])))

@@ -16,7 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from apclab_kernels import triton_decode
+from apclab_kernels import triton_decode, triton_merge
 from apclab_kernels.triton_binary import read_amdgcn, read_cubin
 from apclab_kernels.triton_shipped import WHICH, Shape
 from apclab_kernels.triton_variant import MERGE_WARPS, power_of_two, variant
@@ -96,9 +96,9 @@ def compile_decode(shape: Shape, target: str, *, aligned: bool = True, **changes
     element = f"*{TYPES[shape.dtype]}"
     types = dict.fromkeys(("query", "key_cache", "value_cache"), element)
     types |= {"block_tables": "*i32", "seq_lens": "*i32", "lse": "*fp32", "scale": "fp32"}
-    types["out"] = element if shape.splits == 1 else "*fp32"
+    types["out"] = "*fp32" if constants["PARTIAL"] else element
     strides = ("block_stride", "token_stride", "head_stride")
-    types |= dict.fromkeys(("batch", "table_stride", *strides), "i32")
+    types |= dict.fromkeys(("batch", "parts", "part_first", "table_stride", *strides), "i32")
     # The JIT looks at the values. An allocation starts at a multiple of 256 bytes. Each stride of a
     # contiguous cache, in either layout, is a multiple of head_size elements, and every head_size
     # that is allowed is a multiple of 16. Batch and the width of a table can be anything; they
@@ -129,7 +129,7 @@ def compile_merge(shape: Shape, target: str) -> Build:
         "partial": "*fp32", "partial_lse": "*fp32", "out": f"*{TYPES[shape.dtype]}", "lse": "*fp32",
     }  # fmt: skip
     kernel = _compile(
-        triton_decode.merge_kernel, types, constants, set(types), target, {"num_warps": MERGE_WARPS}
+        triton_merge.merge_kernel, types, constants, set(types), target, {"num_warps": MERGE_WARPS}
     )
     return _build(
         kernel, shape, target, kernel="merge", num_warps=MERGE_WARPS,

@@ -6,12 +6,13 @@ one by one, so a tile does not care how large a block is. With more than one spl
 merges what the splits left. reference.py does the same in ten lines; read it beside this.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from apclab_kernels.triton_variant import LOG2_E, MERGE_WARPS, choose_splits, power_of_two, variant
+from apclab_kernels.triton_merge import merge
+from apclab_kernels.triton_variant import LOG2_E, choose_splits, variant
 
 
 @triton.jit
@@ -21,10 +22,12 @@ def decode_kernel(
     value_cache,
     block_tables,  # int32 [batch, max_blocks]
     seq_lens,  # int32 [batch]
-    out,  # [batch, num_heads, HEAD_SIZE], or float32 [batch, num_heads, SPLITS, HEAD_SIZE]
-    lse,  # float32 [batch, num_heads], or [batch, num_heads, SPLITS] in base 2
+    out,  # [batch, num_heads, HEAD_SIZE], or float32 [batch, num_heads, parts, HEAD_SIZE]
+    lse,  # float32 [batch, num_heads], or [batch, num_heads, parts] in base 2
     scale,  # of scores in base 2: scale * log2(e)
     batch,
+    parts,  # states that a merge finds of each request and head
+    part_first,  # which of them is that of the first split
     table_stride,
     block_stride,
     token_stride,
@@ -37,6 +40,7 @@ def decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,  # tokens of a tile
     SPLITS: tl.constexpr,
+    PARTIAL: tl.constexpr,  # leave a state to merge, else the result
     HEAD_FIRST: tl.constexpr,  # programs follow each other head by head, else request by request
     PRECISION: tl.constexpr,  # of a float32 product: "ieee" keeps all bits, "tf32" would not
     UPCAST: tl.constexpr,  # the interpreter multiplies bfloat16 as integers
@@ -99,42 +103,31 @@ def decode_kernel(
     acc = acc / tl.where(empty, 1.0, total)[:, None]  # [ROWS, HEAD_PAD]
     lse2 = tl.where(empty, float("-inf"), top + tl.log2(total))
     cell = request.to(tl.int64) * NUM_KV_HEADS * GROUP + head
-    if SPLITS == 1:
+    if not PARTIAL:
         tl.store(lse + cell, lse2 * 0.6931471805599453, mask=rows < GROUP)
         place = cell[:, None] * HEAD_SIZE + d[None, :]
         tl.store(out + place, acc.to(out.dtype.element_ty), mask=valid)
     else:
-        cell = cell * SPLITS + split
+        cell = cell * parts + part_first + split
         tl.store(lse + cell, lse2, mask=rows < GROUP)
         tl.store(out + cell[:, None] * HEAD_SIZE + d[None, :], acc, mask=valid)
 
 
-@triton.jit
-def merge_kernel(
-    partial,  # float32 [batch * num_heads, SPLITS, HEAD_SIZE]
-    partial_lse,  # float32 [batch * num_heads, SPLITS], base 2, -inf where a split was empty
-    out,  # [batch * num_heads, HEAD_SIZE]
-    lse,  # float32 [batch * num_heads], natural
-    HEAD_SIZE: tl.constexpr,
-    HEAD_PAD: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SPLITS_PAD: tl.constexpr,
-):
-    cell = tl.program_id(0).to(tl.int64)
-    split = tl.arange(0, SPLITS_PAD)
-    d = tl.arange(0, HEAD_PAD)
-    there = split < SPLITS
-    parts = tl.load(partial_lse + cell * SPLITS + split, mask=there, other=float("-inf"))
-    top = tl.max(parts, 0)
-    # a sequence without tokens: every part is -inf, and -inf - -inf would be NaN
-    weights = tl.where(parts == float("-inf"), 0.0, tl.exp2(parts - top))  # [SPLITS_PAD]
-    total = tl.sum(weights, 0)
-    place = (cell * SPLITS + split)[:, None] * HEAD_SIZE + d[None, :]
-    valid = there[:, None] & (d < HEAD_SIZE)[None, :]
-    acc = tl.load(partial + place, mask=valid, other=0.0)  # [SPLITS_PAD, HEAD_PAD]
-    merged = tl.sum(acc * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
-    tl.store(out + cell * HEAD_SIZE + d, merged.to(out.dtype.element_ty), mask=d < HEAD_SIZE)
-    tl.store(lse + cell, (top + tl.log2(total)) * 0.6931471805599453)
+class Device(NamedTuple):
+    """What decides a variant besides the shape."""
+
+    sm_count: int
+    amd: bool
+
+
+def device(tensor: Any) -> Device:
+    """The device of a tensor; the interpreter has one SM, and needs no torch."""
+    if not tensor.is_cuda:
+        return Device(1, False)
+    import torch
+
+    found = torch.cuda.get_device_properties(tensor.device)
+    return Device(found.multi_processor_count, torch.version.hip is not None)
 
 
 def bind(
@@ -172,51 +165,97 @@ def bind(
     Raises:
         ValueError: a shape that the kernel cannot do.
     """
+    cache = (query, key_cache, value_cache, block_tables, seq_lens)
+    if splits is None:
+        splits = splits_of(*cache[:2], block_tables, layout)
+    partial, partial_lse, parts = out, lse, 1
+    if splits > 1:
+        batch, num_heads, head_size = query.shape
+        partial = lse.new_empty((batch, num_heads, splits, head_size))
+        partial_lse, parts = lse.new_empty((batch, num_heads, splits)), splits
+    bound = bind_partial(
+        *cache, partial, partial_lse, scale=scale, layout=layout, order=order, splits=splits,
+        parts=parts, part_first=0, final=splits == 1,
+    )  # fmt: skip
+    return (*bound, out, lse)
+
+
+def splits_of(query: Any, key_cache: Any, block_tables: Any, layout: str) -> int:
+    """Into how many splits `choose_splits` cuts the sequences of a step; arguments as of `bind`."""
+    tokens_at, heads_at = (1, 2) if layout == "NHD" else (2, 1)
+    batch, num_heads, head_size = query.shape
+    num_kv_heads, block_size = key_cache.shape[heads_at], key_cache.shape[tokens_at]
+    found = device(query)
+    chosen = variant(
+        str(query.dtype).removeprefix("torch."), num_heads=num_heads, num_kv_heads=num_kv_heads,
+        head_size=head_size, block_size=block_size, amd=found.amd,
+    )  # fmt: skip
+    most_tokens = block_tables.shape[1] * block_size
+    return choose_splits(batch, num_kv_heads, most_tokens, chosen.constants["TILE"], found.sm_count)
+
+
+def bind_partial(
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    block_tables: Any,
+    seq_lens: Any,
+    partial: Any,
+    partial_lse: Any,
+    *,
+    scale: float,
+    layout: str,
+    order: str,
+    splits: int,
+    parts: int,
+    part_first: int,
+    final: bool = False,
+) -> tuple[Any, ...]:
+    """Arguments for `run_partial`, which leaves states that `merge` takes; others as of `bind`.
+
+    Args:
+        query: and the next four: see `bind`.
+        key_cache: see `bind`.
+        value_cache: see `bind`.
+        block_tables: see `bind`.
+        seq_lens: see `bind`; 0 leaves an empty state, lse -inf.
+        partial: float32 [batch, num_heads, parts, head_size], where the states go.
+        partial_lse: float32 [batch, num_heads, parts], in base 2.
+        scale: see `bind`.
+        layout: see `bind`.
+        order: see `bind`.
+        splits: programs that share a sequence.
+        parts: states of each request and head, these and others'.
+        part_first: which of them is that of the first split.
+        final: the only state is the result, its lse in base e, its dtype that of `partial`.
+    """
     batch, num_heads, head_size = query.shape
     tokens_at, heads_at = (1, 2) if layout == "NHD" else (2, 1)
     num_kv_heads, block_size = key_cache.shape[heads_at], key_cache.shape[tokens_at]
-    # the interpreter has no SMs, and needs no torch
-    sm_count, amd = 1, False
-    if query.is_cuda:
-        import torch
-
-        sm_count = torch.cuda.get_device_properties(query.device).multi_processor_count
-        amd = torch.version.hip is not None
-    shape = {
-        "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size,
-        "block_size": block_size, "head_first": order == "head",
-        "interpreted": triton.knobs.runtime.interpret, "amd": amd,
-    }  # fmt: skip
-    dtype = str(query.dtype).removeprefix("torch.")
-    if splits is None:
-        tile = variant(dtype, **shape).constants["TILE"]
-        most_tokens = block_tables.shape[1] * block_size
-        splits = choose_splits(batch, num_kv_heads, most_tokens, tile, sm_count)
-    chosen = variant(dtype, splits=splits, **shape)
-    partial, partial_lse = out, lse
-    if splits > 1:
-        partial = lse.new_empty((batch, num_heads, splits, head_size))
-        partial_lse = lse.new_empty((batch, num_heads, splits))
+    chosen = variant(
+        str(query.dtype).removeprefix("torch."), num_heads=num_heads, num_kv_heads=num_kv_heads,
+        head_size=head_size, block_size=block_size, splits=splits, partial=not final,
+        head_first=order == "head", interpreted=triton.knobs.runtime.interpret,
+        amd=device(query).amd,
+    )  # fmt: skip
     arrays = (query, key_cache, value_cache, block_tables, seq_lens, partial, partial_lse)
     numbers = (
-        scale * LOG2_E, batch, block_tables.stride(0), key_cache.stride(0),
+        scale * LOG2_E, batch, parts, part_first, block_tables.stride(0), key_cache.stride(0),
         key_cache.stride(tokens_at), key_cache.stride(heads_at),
     )  # fmt: skip
-    return (batch * num_kv_heads * splits,), chosen, arrays, numbers, out, lse
+    return (batch * num_kv_heads * splits,), chosen, arrays, numbers
 
 
 def run(arguments: tuple[Any, ...]) -> None:
     """Launch the kernel once, and the merge where sequences are split; does not wait for it."""
-    grid, chosen, arrays, numbers, out, lse = arguments
-    constants = chosen.constants
-    # an option of NVIDIA's compiler alone
-    limit = {} if chosen.max_registers is None else {"maxnreg": chosen.max_registers}
-    decode_kernel[grid](
-        *arrays, *numbers, **constants,
-        num_warps=chosen.num_warps, num_stages=chosen.num_stages, **limit,
-    )  # fmt: skip
-    if constants["SPLITS"] > 1:
-        merge_kernel[(out.shape[0] * out.shape[1],)](
-            arrays[5], arrays[6], out, lse, constants["HEAD_SIZE"], constants["HEAD_PAD"],
-            constants["SPLITS"], power_of_two(constants["SPLITS"]), num_warps=MERGE_WARPS,
-        )  # fmt: skip
+    *bound, out, lse = arguments
+    run_partial(tuple(bound))
+    chosen, arrays = bound[1], bound[2]
+    if chosen.constants["PARTIAL"]:
+        merge(arrays[-2], arrays[-1], out, lse)
+
+
+def run_partial(arguments: tuple[Any, ...]) -> None:
+    """Launch the kernel once, without a merge."""
+    grid, chosen, arrays, numbers = arguments
+    decode_kernel[grid](*arrays, *numbers, **chosen.constants, **chosen.options)

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 # rows of a tile of queries: the least that a tensor core multiplies, so a group is padded to it
 ROWS = 16
+MOST_ROWS = 64
 HEAD_SIZES = (64, 96, 128, 256)
 # query heads of one KV head; 64 rows of float32 spill on some GPUs whatever the tile
 MOST_GROUP = {"float32": 32, "float16": 64, "bfloat16": 64}
@@ -28,6 +29,12 @@ class Variant(NamedTuple):
     num_stages: int
     max_registers: int | None  # of a thread; None leaves it to the assembler
 
+    @property
+    def options(self) -> dict[str, int]:
+        """What the compiler is told; a limit of registers is an option of NVIDIA's alone."""
+        limit = {} if self.max_registers is None else {"maxnreg": self.max_registers}
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, **limit}
+
 
 def variant(
     dtype: str,
@@ -37,6 +44,7 @@ def variant(
     head_size: int,
     block_size: int,
     splits: int = 1,
+    partial: bool | None = None,
     head_first: bool = False,
     interpreted: bool = False,
     amd: bool = False,
@@ -57,6 +65,7 @@ def variant(
         head_size: elements of one head.
         block_size: tokens of one block.
         splits: programs that share the tokens of one sequence.
+        partial: leave states to merge; None means where there are splits.
         head_first: programs follow each other head by head.
         interpreted: run by Triton's interpreter.
         amd: for a GPU of AMD, whose matrix cores multiply float32.
@@ -92,6 +101,7 @@ def variant(
         "BLOCK_SIZE": block_size,
         "TILE": tile,
         "SPLITS": splits,
+        "PARTIAL": splits > 1 if partial is None else partial,
         "HEAD_FIRST": head_first,
         "PRECISION": "ieee",
         "UPCAST": interpreted and dtype == "bfloat16",
@@ -102,6 +112,73 @@ def variant(
         num_stages=stages,
         max_registers=MOST_REGISTERS if not amd and (wide or not on_cores) else None,
     )
+
+
+def product_rows(dtype: str, group: int, queries: int) -> int:
+    """Rows of a tile of queries for kernels that pack several queries of a KV head into one.
+
+    16, or 64 where so many are at hand: half precision needs 64 for a matrix instruction of Hopper
+    and Blackwell. float32 has no such instruction, and few rows keep its sums in registers.
+
+    Args:
+        dtype: as in `variant`.
+        group: query heads of one KV head.
+        queries: of a request or run, that see the same tokens.
+    """
+    if dtype == "float32":
+        return max(ROWS, power_of_two(group))
+    return ROWS if queries * group <= ROWS else MOST_ROWS
+
+
+def product_variant(
+    dtype: str,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    block_size: int,
+    rows: int,
+    splits: int = 1,
+    head_first: bool = False,
+    interpreted: bool = False,
+    amd: bool = False,
+) -> Variant:
+    """Choose tile, warps and stages for the kernels of prefill and of cascade.
+
+    Found by compiling for sm_80, sm_90, sm_100 and gfx942, head size 128, float16. With 64 rows, 4
+    warps and tiles of 64 tokens, sm_80 spills; with tiles of 32 all 255 registers are taken. With
+    8 warps and tiles of 64, two of them under way, it has 176 registers and no spill, as the
+    others. 128 rows spill on sm_80 and gfx942. 256 elements have tiles of 32 for the same reason.
+    float32 has the decode kernel's tiles, and 8 warps: with 4, 16 rows spilled.
+
+    Args:
+        dtype: as in `variant`.
+        num_heads: query heads.
+        num_kv_heads: heads of the cache.
+        head_size: elements of one head.
+        block_size: tokens of one block.
+        rows: of a tile of queries, from `product_rows`.
+        splits: programs that share the tokens of a prefill's tile.
+        head_first: programs follow each other head by head.
+        interpreted: run by Triton's interpreter.
+        amd: for a GPU of AMD.
+
+    Raises:
+        ValueError: a shape that the kernels cannot do; the message lists what they can.
+    """
+    base = variant(
+        dtype, num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size,
+        block_size=block_size, splits=splits, head_first=head_first, interpreted=interpreted,
+        amd=amd,
+    )  # fmt: skip
+    constants = base.constants | {"ROWS": rows}
+    if dtype == "float32":
+        limit = None if amd else MOST_REGISTERS
+        return Variant(constants, num_warps=8, num_stages=2, max_registers=limit)
+    if rows > ROWS:
+        constants["TILE"] = 64 if head_size <= 128 else 32
+        return Variant(constants, num_warps=8, num_stages=2, max_registers=None)
+    return Variant(constants, num_warps=4, num_stages=3, max_registers=None)
 
 
 def choose_splits(batch: int, num_kv_heads: int, most_tokens: int, tile: int, sm_count: int) -> int:

@@ -42,6 +42,15 @@ class Tensor:
     def new_empty(self, shape: Any, device: str = "cpu") -> "Tensor":  # noqa: ARG002
         return Tensor(np.empty(shape, self.array.dtype))
 
+    def new_full(self, shape: Any, value: float) -> "Tensor":
+        return Tensor(np.full(shape, value, self.array.dtype))
+
+    def new_tensor(self, array: Array) -> "Tensor":
+        return Tensor(array.copy())
+
+    def numpy(self) -> Array:
+        return self.array
+
     def untyped_storage(self) -> "Tensor":
         return self
 
