@@ -67,7 +67,10 @@ def bytes_needed(device: specs.Device, sm: specs.SM) -> float:
 
 
 class Flight(NamedTuple):
-    """Whether a kernel can keep the DRAM of a device busy. Bytes are those of one SM."""
+    """Whether a kernel can keep the DRAM of a device busy. Bytes are those of one SM.
+
+    For cascade and prefill the grid is as large as the launcher likes, and is not looked at.
+    """
 
     programs: int  # at a time on an SM
     limit: str  # "registers", "shared", "warps", "programs", or "grid": no more are launched
@@ -84,7 +87,7 @@ class Flight(NamedTuple):
 
 
 def flight(build: Mapping[str, Any], device: str, *, batch: int) -> Flight:
-    """Hold one compiled decode kernel against one device.
+    """Hold one compiled attention kernel against one device.
 
     `issue` above 1 means that arithmetic is the limit whatever memory does; it is a lower bound
     of what arithmetic costs, since no instruction waits for another in it. A program has its bytes
@@ -109,8 +112,10 @@ def flight(build: Mapping[str, Any], device: str, *, batch: int) -> Flight:
         sm, registers=build["registers"], shared_bytes=build["shared_bytes"],
         num_warps=build["num_warps"],
     )  # fmt: skip
-    launched = batch * build["num_kv_heads"] * build["splits"] // sm.sm_count
-    programs, limit = min((room.programs, room.limit), (launched, "grid"))
+    programs, limit = room.programs, room.limit
+    if build["kernel"] == "decode":
+        launched = batch * build["num_kv_heads"] * build["splits"] // sm.sm_count
+        programs, limit = min((programs, limit), (launched, "grid"))
     under_way = programs * build["tiles_in_flight"] * build["tile_bytes"]
     needed = bytes_needed(rates, sm)
     # a multiply-add of a warp takes a partition as many cycles as its lanes need for 32 threads
@@ -125,7 +130,7 @@ def flight(build: Mapping[str, Any], device: str, *, batch: int) -> Flight:
 
 
 def kernel_table(builds: Iterable[Mapping[str, Any]], *, batch: int) -> list[dict[str, Any]]:
-    """One row a compiled decode kernel and device of its target; targets without one, one row.
+    """One row a compiled attention kernel and device of its target; without a device, one row.
 
     Args:
         builds: of `attention.compile_kernels`.
@@ -133,11 +138,11 @@ def kernel_table(builds: Iterable[Mapping[str, Any]], *, batch: int) -> list[dic
     """
     rows: list[dict[str, Any]] = []
     taken = (
-        *("target", "dtype", "num_heads", "num_kv_heads", "head_size", "registers"),
+        *("kernel", "target", "dtype", "num_heads", "num_kv_heads", "head_size", "registers"),
         *("stack_bytes", "spills", "shared_bytes", "async_copies", "wide_loads", "tensor_ops"),
     )
     for build in builds:
-        if build["kernel"] != "decode":
+        if build["kernel"] == "merge":
             continue
         facts = {field: build[field] for field in taken}
         facts |= {"triton": build["triton"], "faults": list(build["faults"])}

@@ -22,7 +22,7 @@ from apclab_kernels.triton_shipped import (
     WHICH,
     Shape,
 )
-from apclab_kernels.triton_variant import HEAD_SIZES
+from apclab_kernels.triton_variant import HEAD_SIZES, product_rows
 
 pytestmark = pytest.mark.skipif(
     find_spec("triton") is None, reason="triton compiles the kernels, and it is not installed"
@@ -69,7 +69,7 @@ def assert_sound(builds: list[dict[str, Any]], target: str, which: str) -> None:
         assert build["target"] == target
         assert build["registers"] > 0
         assert build["instructions"] > 50
-        if build["kernel"] == "decode" and target != "gfx942":
+        if build["kernel"] != "merge" and target != "gfx942":
             # the loop was found, and its copies are those of at least one tile
             assert 50 < build["loop_instructions"] < build["instructions"]
             assert build["tiles_in_flight"] >= 1
@@ -90,6 +90,17 @@ def test_every_shipped_variant_is_sound(target: str, cache: Path) -> None:
     assert_sound(compiled(target, "shipped", cache=cache), target, "shipped")
 
 
+@pytest.mark.parametrize("target", ["sm_80", "gfx942"])
+def test_prefill_and_cascade_are_sound(target: str, cache: Path) -> None:
+    assert_sound(compiled(target, "quick_products", cache=cache), target, "quick_products")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_variant_of_prefill_and_cascade_is_sound(target: str, cache: Path) -> None:
+    assert_sound(compiled(target, "products", cache=cache), target, "products")
+
+
 @pytest.fixture(scope="module")
 def oldest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The oldest triton that is allowed, in a folder of its own."""
@@ -107,15 +118,18 @@ def oldest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize("target", TARGETS)
 def test_variants_are_sound_with_the_oldest_triton(target: str, oldest: Path, cache: Path) -> None:
     # every shipped one for one GPU of each maker, the ones that differ most for the others
-    which = "shipped" if target in ("sm_80", "gfx942") else "quick"
-    builds = compiled(target, which, cache=cache, path=oldest)
-    assert {build["triton"] for build in builds} == {OLDEST}
-    assert_sound(builds, target, which)
+    most = target in ("sm_80", "gfx942")
+    for which in ("shipped", "products") if most else ("quick", "quick_products"):
+        builds = compiled(target, which, cache=cache, path=oldest)
+        assert {build["triton"] for build in builds} == {OLDEST}
+        assert_sound(builds, target, which)
 
 
 FAULTS = """
 import json
-from apclab_kernels.triton_compile import Shape, compile_decode, compile_merge, faults
+from apclab_kernels.triton_compile import (
+    Shape, compile_decode, compile_merge, compile_product, faults
+)
 
 half, full = Shape("float16", 40, 40, 128), Shape("float32", 128, 8, 128)
 sound = compile_decode(half, "sm_80")
@@ -123,6 +137,7 @@ builds = {
     "sound": sound,
     "unaligned": compile_decode(half, "sm_80", aligned=False),
     "large": compile_decode(full, "sm_80", TILE=64),
+    "wide": compile_product("prefill", half._replace(queries=64), "sm_80", num_warps=4),
     "old": compile_decode(half, "sm_75"),
     "huge": compile_decode(Shape("float16", 32, 8, 256), "sm_120", TILE=128),
     "narrow": compile_decode(half, "gfx942", aligned=False),
@@ -146,6 +161,8 @@ def test_planted_faults_are_found(cache: Path) -> None:
     # 64 tokens of 128 float32 for 16 rows: more than 255 registers hold
     assert "bytes on a stack in memory" in said("large")
     assert "instructions spill registers" in said("large")
+    # 64 rows of 128 elements for 4 warps
+    assert "instructions spill registers" in said("wide")
     # sm_75 has neither asynchronous copies nor a matrix instruction that Triton uses
     assert "no tensor-core instruction for float16" in said("old")
     assert "bytes of shared memory, a program may have 101376" in said("huge")
@@ -181,6 +198,22 @@ def test_strides_of_contiguous_caches_are_what_the_jit_calls_divisible(cache: Pa
 
 
 # --- which variants stand for all
+
+
+def test_products_meet_every_head_size_and_count_of_rows() -> None:
+    for kernel in ("prefill", "cascade"):
+        shapes = [shape for name, shape in WHICH["products"]() if name == kernel]
+        assert len(shapes) == 18
+        assert {s.block_size for s in shapes} == set(BLOCK_SIZES)
+        assert {s.order for s in shapes} == {"request", "head"}
+        assert {s.splits for s in shapes} == {1, SPLITS}
+        for head_size in HEAD_SIZES:
+            mine = [s for s in shapes if s.head_size == head_size]
+            half = [s for s in mine if s.dtype != "float32"]
+            assert {
+                product_rows(s.dtype, s.num_heads // s.num_kv_heads, s.queries) for s in half
+            } == {16, 64}
+            assert len(half) < len(mine)
 
 
 def test_shipped_variants_meet_each_other_as_promised() -> None:

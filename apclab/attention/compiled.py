@@ -30,8 +30,8 @@ def compile_kernels(
 
     Args:
         targets: "sm_80" and so on of NVIDIA, "gfx942" of AMD.
-        which: "default" (a model of issue 4860's shape and a grouped one, in each dtype), "quick"
-            (the extremes) or "shipped" (all).
+        which: "default" (a model of issue 4860's shape and a grouped one, in each dtype), "doctor"
+            (cascade and prefill, too), or another of `triton_shipped.WHICH`.
         cancelled: asked after each variant; once true, the rest is left out.
         progress: told the part that is done (0..1) and what was compiled.
 

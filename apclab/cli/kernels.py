@@ -19,7 +19,7 @@ def show_kernels(*, json_lines: bool) -> int:
     try:
         with watch("compiling; Ctrl-C stops and shows what was compiled") as watching:
             builds = attention.compile_kernels(
-                cancelled=watching.cancelled, progress=watching.progress
+                which="doctor", cancelled=watching.cancelled, progress=watching.progress
             )
     except attention.Unavailable as error:
         raise CommandError(3, str(error)) from None
@@ -35,7 +35,7 @@ def show_kernels(*, json_lines: bool) -> int:
 def _print(rows: list[dict[str, Any]]) -> None:
     console = stdout()
     table = Table(box=None, pad_edge=False)
-    for name in ("device", "target", "dtype", "heads"):
+    for name in ("kernel", "device", "target", "dtype", "heads"):
         table.add_column(name, no_wrap=True)
     for name in ("regs", "shared", "copies", "tensor", "programs", "in flight", "needed"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -43,7 +43,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         copies = row["async_copies"] or row["wide_loads"]
-        cells = [row["device"] or "-", row["target"], row["dtype"]]
+        cells = [row["kernel"], row["device"] or "-", row["target"], row["dtype"]]
         cells += [f"{row['num_heads']}/{row['num_kv_heads']}", str(row["registers"])]
         cells += [f"{row['shared_bytes'] / 1024:.1f} KiB", str(copies), str(row["tensor_ops"])]
         if row["device"]:
@@ -57,12 +57,12 @@ def _print(rows: list[dict[str, Any]]) -> None:
         "regs: of a thread. shared: of a program. copies: 128-bit, asynchronous (loads on AMD). "
         "tensor: matrix instructions. programs, in flight, needed: of one SM; needed is DRAM "
         "bandwidth x latency / SMs (* the latency or its clock is inferred, see data/sm.csv), "
-        f"ratio should be at least {memory_model.LEAST_RATIO}. issue: share of DRAM's time that "
-        "issuing the instructions takes, above 1 arithmetic is the limit. least: ratio were all "
-        "programs to compute at the same time."
+        f"ratio of decode should be at least {memory_model.LEAST_RATIO}. issue: share of DRAM's "
+        "time that issuing the instructions takes, above 1 arithmetic is the limit. least: ratio "
+        "were all programs to compute at the same time."
     )
     for row in rows:
-        name = f"{row['device'] or row['target']} {row['dtype']} {row['num_heads']}"
+        name = f"{row['kernel']} {row['device'] or row['target']} {row['dtype']} {row['num_heads']}"
         for fault in row["faults"]:
             console.print(f"{name}: {fault}")
         if _short(row):
@@ -70,4 +70,6 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
 
 def _short(row: dict[str, Any]) -> bool:
-    return row["ratio"] is not None and row["ratio"] < memory_model.LEAST_RATIO
+    """Whether a decode kernel has too few bytes in flight; the others multiply for longer."""
+    judged = row["kernel"] == "decode" and row["ratio"] is not None
+    return judged and row["ratio"] < memory_model.LEAST_RATIO

@@ -16,10 +16,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from apclab_kernels import triton_decode, triton_merge
+from apclab_kernels import triton_cascade, triton_decode, triton_merge, triton_prefill
 from apclab_kernels.triton_binary import read_amdgcn, read_cubin
 from apclab_kernels.triton_shipped import WHICH, Shape
-from apclab_kernels.triton_variant import MERGE_WARPS, power_of_two, variant
+from apclab_kernels.triton_variant import (
+    MERGE_WARPS,
+    Variant,
+    power_of_two,
+    product_rows,
+    product_variant,
+    variant,
+)
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
 TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -31,13 +38,18 @@ MOST_SHARED = {
     "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10,
     "sm_100": 227 << 10, "sm_120": 99 << 10, "gfx942": 64 << 10,
 }  # fmt: skip
+_KERNELS = {
+    "decode": triton_decode.decode_kernel,
+    "prefill": triton_prefill.prefill_kernel,
+    "cascade": triton_cascade.cascade_kernel,
+}
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
 class Build(NamedTuple):
     """One kernel in one variant for one target, as the binary tells it."""
 
-    kernel: str  # "decode" or "merge"
+    kernel: str  # "decode", "merge", "cascade" or "prefill"
     target: str
     triton: str  # version
     dtype: str
@@ -47,6 +59,7 @@ class Build(NamedTuple):
     block_size: int
     splits: int
     order: str
+    queries: int
     tile: int  # tokens of a tile; 0 for the merge
     num_warps: int
     registers: int  # of a thread
@@ -91,29 +104,48 @@ def compile_decode(shape: Shape, target: str, *, aligned: bool = True, **changes
         head_first=shape.order == "head",
         amd=target.startswith("gfx"),
     )  # fmt: skip
+    return _compile_attention("decode", chosen, shape, target, aligned=aligned, **changes)
+
+
+def compile_product(kernel: str, shape: Shape, target: str, **changes: Any) -> Build:
+    """Compile the kernel "prefill" or "cascade"; arguments as of `compile_decode`."""
+    group = shape.num_heads // shape.num_kv_heads
+    chosen = product_variant(
+        shape.dtype, num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads,
+        head_size=shape.head_size, block_size=shape.block_size, splits=shape.splits,
+        rows=product_rows(shape.dtype, group, shape.queries), head_first=shape.order == "head",
+        amd=target.startswith("gfx"),
+    )  # fmt: skip
+    return _compile_attention(kernel, chosen, shape, target, **changes)
+
+
+def _compile_attention(
+    kernel: str, chosen: Variant, shape: Shape, target: str, *, aligned: bool = True, **changes: Any
+) -> Build:
+    function = _KERNELS[kernel]
     constants = chosen.constants | {k: v for k, v in changes.items() if k in chosen.constants}
-    warps = changes.get("num_warps", chosen.num_warps)
+    constants = {name: v for name, v in constants.items() if name in function.arg_names}
+    options = chosen.options | {k: v for k, v in changes.items() if k in chosen.options}
     element = f"*{TYPES[shape.dtype]}"
-    types = dict.fromkeys(("query", "key_cache", "value_cache"), element)
-    types |= {"block_tables": "*i32", "seq_lens": "*i32", "lse": "*fp32", "scale": "fp32"}
-    types["out"] = "*fp32" if constants["PARTIAL"] else element
-    strides = ("block_stride", "token_stride", "head_stride")
-    types |= dict.fromkeys(("batch", "parts", "part_first", "table_stride", *strides), "i32")
+    types = dict.fromkeys(function.arg_names, "i32")
+    types |= dict.fromkeys(("query", "key_cache", "value_cache"), element)
+    lists = ("block_tables", "seq_lens", "query_start_loc", "requests", "blocks", "pieces")
+    types |= dict.fromkeys(lists, "*i32") | {"scale": "fp32"}
+    types |= dict.fromkeys(("lse", "partial", "partial_lse"), "*fp32")
+    # one split leaves the result in place of a state
+    types["out"] = element if shape.splits == 1 else "*fp32"
+    types = {name: types[name] for name in function.arg_names if name not in constants}
     # The JIT looks at the values. An allocation starts at a multiple of 256 bytes. Each stride of a
     # contiguous cache, in either layout, is a multiple of head_size elements, and every head_size
     # that is allowed is a multiple of 16. Batch and the width of a table can be anything; they
     # do not reach the addresses of K and V within a token.
-    even = {name for name, kind in types.items() if kind[0] == "*"} | {*strides}
-    options = {"num_warps": warps, "num_stages": changes.get("num_stages", chosen.num_stages)}
-    if chosen.max_registers is not None:
-        options["maxnreg"] = chosen.max_registers
-    kernel = _compile(
-        triton_decode.decode_kernel, types, constants, even if aligned else set(), target, options
-    )
+    even = {name for name, kind in types.items() if kind[0] == "*"}
+    even |= {"block_stride", "token_stride", "head_stride"}
+    compiled = _compile(function, types, constants, even if aligned else set(), target, options)
     tile, head_pad = constants["TILE"], constants["HEAD_PAD"]
-    rings = re.findall(rf"local_alloc : .*memdesc<(\d+)x{tile}x{head_pad}x", kernel.asm["ttgir"])
+    rings = re.findall(rf"local_alloc : .*memdesc<(\d+)x{tile}x{head_pad}x", compiled.asm["ttgir"])
     return _build(
-        kernel, shape, target, kernel="decode", tile=tile, num_warps=warps,
+        compiled, shape, target, kernel=kernel, tile=tile, num_warps=options["num_warps"],
         tile_bytes=2 * tile * shape.head_size * BYTES[shape.dtype],
         tiles_in_flight=min(map(int, rings), default=0),
     )  # fmt: skip
@@ -160,7 +192,7 @@ def faults(build: Build) -> list[str]:
         found.append(f"{build.spills} instructions spill registers")
     if build.shared_bytes > (most := MOST_SHARED.get(build.target, build.shared_bytes)):
         found.append(f"{build.shared_bytes} bytes of shared memory, a program may have {most}")
-    if build.kernel == "decode":
+    if build.kernel != "merge":
         nvidia = build.target.startswith("sm_")
         if nvidia and build.async_copies < LEAST_COPIES:
             found.append(
@@ -196,8 +228,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     for target in given.targets.split(","):
         for kernel, shape in WHICH[given.which]():
-            compile_one = compile_decode if kernel == "decode" else compile_merge
-            build = compile_one(shape, target)
+            match kernel:
+                case "decode":
+                    build = compile_decode(shape, target)
+                case "merge":
+                    build = compile_merge(shape, target)
+                case _:
+                    build = compile_product(kernel, shape, target)
             print(json.dumps(build._asdict() | {"faults": faults(build)}), flush=True)
 
 

@@ -35,12 +35,20 @@ class Shape(NamedTuple):
     block_size: int = 16
     splits: int = 1
     order: str = "request"
+    queries: int = 1  # of cascade and prefill: those that see the same tokens
 
 
 def default_variants() -> Iterator[tuple[str, Shape]]:
     """The shapes of issue 4860 (40 heads) and of a grouped model (32 and 8) in each dtype."""
     for dtype, (num_heads, num_kv_heads) in product(DTYPES, ((40, 40), (32, 8))):
         yield "decode", Shape(dtype, num_heads, num_kv_heads, 128)
+
+
+def doctor_variants() -> Iterator[tuple[str, Shape]]:
+    """The default ones, and cascade and prefill in issue 4860's shape with 64 queries."""
+    yield from default_variants()
+    for dtype, kernel in product(DTYPES, ("cascade", "prefill")):
+        yield kernel, Shape(dtype, 40, 40, 128, queries=64)
 
 
 def quick_variants() -> Iterator[tuple[str, Shape]]:
@@ -76,4 +84,39 @@ def shipped_variants() -> Iterator[tuple[str, Shape]]:
             yield "merge", Shape(dtype, 8, 8, head_size, splits=splits)
 
 
-WHICH = {"default": default_variants, "quick": quick_variants, "shipped": shipped_variants}
+def quick_products() -> Iterator[tuple[str, Shape]]:
+    """Prefill and cascade in the shapes that are nearest to spilling."""
+    yield "prefill", Shape("bfloat16", 32, 8, 128, queries=64)
+    yield "cascade", Shape("bfloat16", 40, 40, 128, queries=64)
+
+
+def product_variants() -> Iterator[tuple[str, Shape]]:
+    """Prefill and cascade: every head size and count of rows in float32 and a half precision.
+
+    The loop over tiles depends on these alone. float16 and bfloat16 differ by the name of an
+    instruction; they take turns, as block sizes, splits and orders do.
+    """
+    for (j, head_size), (k, kernel), half in product(
+        enumerate(HEAD_SIZES), enumerate(("prefill", "cascade")), (False, True)
+    ):
+        # groups of 4 and 1 query heads: 16 rows, and 64 where half precision allows them
+        for n, (num_heads, num_kv_heads, queries) in enumerate(((32, 8, 4), (40, 40, 64))):
+            turn = j + k + n
+            yield kernel, Shape(
+                DTYPES[turn % 2] if half else "float32", num_heads, num_kv_heads, head_size,
+                BLOCK_SIZES[turn % 4], splits=SPLITS if turn % 2 else 1,
+                order="head" if turn % 3 else "request", queries=queries,
+            )  # fmt: skip
+        if head_size == max(HEAD_SIZES):  # one KV head for 48 query heads, 32 of float32
+            group, dtype = (48, DTYPES[k]) if half else (32, "float32")
+            yield kernel, Shape(dtype, group, 1, head_size, queries=8)
+
+
+WHICH = {
+    "default": default_variants,
+    "doctor": doctor_variants,
+    "quick": quick_variants,
+    "shipped": shipped_variants,
+    "quick_products": quick_products,
+    "products": product_variants,
+}

@@ -176,8 +176,8 @@ def product_variant(
         limit = None if amd else MOST_REGISTERS
         return Variant(constants, num_warps=8, num_stages=2, max_registers=limit)
     if rows > ROWS:
-        constants["TILE"] = 64 if head_size <= 128 else 32
-        return Variant(constants, num_warps=8, num_stages=2, max_registers=None)
+        constants["TILE"] = 64 if head_size <= 128 else 16 if amd else 32
+        return Variant(constants, num_warps=8, num_stages=2 if amd else 3, max_registers=None)
     return Variant(constants, num_warps=4, num_stages=3, max_registers=None)
 
 

@@ -40,7 +40,8 @@ class Tensor:
         return self.shape
 
     def new_empty(self, shape: Any, device: str = "cpu") -> "Tensor":  # noqa: ARG002
-        return Tensor(np.empty(shape, self.array.dtype))
+        # what is never written shows
+        return Tensor(np.full(shape, np.nan, self.array.dtype))
 
     def new_full(self, shape: Any, value: float) -> "Tensor":
         return Tensor(np.full(shape, value, self.array.dtype))
