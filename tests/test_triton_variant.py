@@ -10,6 +10,8 @@ from apclab_kernels.triton_variant import (
     ROWS,
     choose_splits,
     power_of_two,
+    product_rows,
+    product_variant,
     variant,
 )
 from hypothesis import given
@@ -109,3 +111,39 @@ def test_only_the_interpreter_widens_bfloat16() -> None:
 def test_a_shape_that_it_cannot_do(shape: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         chosen(**shape)
+
+
+# by hand: queries x group that see the same tokens, 16 or 64 of half precision
+@pytest.mark.parametrize(
+    ("dtype", "group", "queries", "rows"),
+    [
+        ("float16", 1, 16, 16),
+        ("float16", 1, 17, 64),
+        ("bfloat16", 8, 2, 16),
+        ("bfloat16", 8, 100, 64),
+        ("float16", 48, 1, 64),
+        ("float32", 1, 100, 16),
+        ("float32", 20, 1, 32),
+    ],
+)
+def test_rows_of_a_product(dtype: str, group: int, queries: int, rows: int) -> None:
+    assert product_rows(dtype, group, queries) == rows
+    assert rows >= group
+
+
+@pytest.mark.parametrize("head_size", HEAD_SIZES)
+@pytest.mark.parametrize("rows", [16, 64])
+def test_more_rows_have_more_warps(head_size: int, rows: int) -> None:
+    shape = {"num_heads": 8, "num_kv_heads": 8, "head_size": head_size, "block_size": 16}
+    found = product_variant("float16", **shape, rows=rows)
+    assert found.constants["ROWS"] == rows
+    assert found.num_warps == {16: 4, 64: 8}[rows]
+    with pytest.raises(ValueError, match="head_size must be one of"):
+        product_variant("float16", **shape | {"head_size": 80}, rows=rows)
+
+
+def test_options_have_a_limit_of_registers_only_where_there_is_one() -> None:
+    shape = {"num_heads": 8, "num_kv_heads": 8, "head_size": 128, "block_size": 16}
+    assert "maxnreg" not in variant("float16", **shape).options
+    assert variant("float32", **shape).options["maxnreg"] == 255
+    assert "maxnreg" not in variant("float32", **shape, amd=True).options

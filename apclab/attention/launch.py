@@ -33,13 +33,13 @@ _SOURCES = {
         "cpu_tile",
         "cpu_vector",
     ),
-    "triton": ("triton_decode", "triton_variant"),
+    "triton": ("triton_decode", "triton_merge", "triton_variant"),
 }
 # and those of the prefix-aware kernel
 _CASCADE_SOURCES = {
     "reference": (),
     "cpu": ("cpu_cascade", "cpu_product", "cpu_run", "runs"),
-    "triton": ("runs",),
+    "triton": ("runs", "triton_cascade", "triton_tile", "triton_work"),
 }
 
 

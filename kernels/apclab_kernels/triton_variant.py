@@ -145,10 +145,11 @@ def product_variant(
 ) -> Variant:
     """Choose tile, warps and stages for the kernels of prefill and of cascade.
 
-    Found by compiling for sm_80, sm_90, sm_100 and gfx942, head size 128, float16. With 64 rows, 4
-    warps and tiles of 64 tokens, sm_80 spills; with tiles of 32 all 255 registers are taken. With
-    8 warps and tiles of 64, two of them under way, it has 176 registers and no spill, as the
-    others. 128 rows spill on sm_80 and gfx942. 256 elements have tiles of 32 for the same reason.
+    Found by compiling prefill for sm_80, sm_90, sm_100 and gfx942, head size 128, float16. 64 rows
+    with 4 warps: tiles of 64 tokens spill on sm_80, with tiles of 32 all 255 registers are taken.
+    With 8 warps and tiles of 64 it has about 180 registers there and on sm_90, and no spill. 128
+    rows spill on sm_80 and gfx942. Three stages cost no more shared memory than two: the third is
+    that of the block table. 256 elements have tiles of 32, AMD half of that: more spilled.
     float32 has the decode kernel's tiles, and 8 warps: with 4, 16 rows spilled.
 
     Args:
@@ -176,7 +177,9 @@ def product_variant(
         limit = None if amd else MOST_REGISTERS
         return Variant(constants, num_warps=8, num_stages=2, max_registers=limit)
     if rows > ROWS:
-        constants["TILE"] = 64 if head_size <= 128 else 16 if amd else 32
+        tile = 64 if head_size <= 128 else 32
+        # CDNA has no copy past the registers: what is under way of a tile is held in them
+        constants["TILE"] = tile // 2 if amd and head_size > 64 else tile
         return Variant(constants, num_warps=8, num_stages=2 if amd else 3, max_registers=None)
     return Variant(constants, num_warps=4, num_stages=3, max_registers=None)
 

@@ -32,8 +32,8 @@ def choose_piece(
 ) -> int:
     """How many tokens of a run one program has, about: enough programs, and no more.
 
-    Two programs an SM, as many as have room there; and at least four tiles for each, so that its
-    pipeline gets going.
+    Two programs an SM, so that the last ones do not wait for one; and at least four tiles for each,
+    so that its pipeline gets going.
 
     Args:
         runs: as from `runs.find_runs`.
@@ -46,8 +46,8 @@ def choose_piece(
     tokens = [len(run.blocks) * block_size for run in runs.runs]
     tiles = [-(-len(run.requests) // at_once) for run in runs.runs]
     even = sum(n * t for n, t in zip(tokens, tiles, strict=True)) * num_kv_heads // (2 * sm_count)
-    least = max(4 * tile, -(-max(tokens, default=0) // _MOST_SHARES))
-    return max(least, -(-even // tile) * tile)
+    wanted = max(4 * tile, even, -(-max(tokens, default=0) // _MOST_SHARES))
+    return -(-wanted // tile) * tile
 
 
 def cut(runs: Runs, *, block_size: int, at_once: int, tile: int, piece_tokens: int) -> Work:
