@@ -175,7 +175,8 @@ def steps(*, some: bool) -> list[tuple[str, Step]]:
     """Every step in every dtype and layout by name; `some` takes one layout and order in turn."""
     found: list[tuple[str, Step]] = []
     turns = itertools.cycle(itertools.product(LAYOUTS, ORDERS))
-    for seed, step in enumerate((*PREFILLS, *CASCADES)):
+    both: tuple[Step, ...] = (*PREFILLS, *CASCADES)
+    for seed, step in enumerate(both):
         for i, dtype in enumerate(DTYPES):
             ways = [next(turns)] if some else list(itertools.product(LAYOUTS, ORDERS))
             if some and (seed + i) % 3 == 2:

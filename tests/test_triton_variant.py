@@ -134,7 +134,12 @@ def test_rows_of_a_product(dtype: str, group: int, queries: int, rows: int) -> N
 @pytest.mark.parametrize("head_size", HEAD_SIZES)
 @pytest.mark.parametrize("rows", [16, 64])
 def test_more_rows_have_more_warps(head_size: int, rows: int) -> None:
-    shape = {"num_heads": 8, "num_kv_heads": 8, "head_size": head_size, "block_size": 16}
+    shape: dict[str, Any] = {
+        "num_heads": 8,
+        "num_kv_heads": 8,
+        "head_size": head_size,
+        "block_size": 16,
+    }
     found = product_variant("float16", **shape, rows=rows)
     assert found.constants["ROWS"] == rows
     assert found.num_warps == {16: 4, 64: 8}[rows]
@@ -143,7 +148,7 @@ def test_more_rows_have_more_warps(head_size: int, rows: int) -> None:
 
 
 def test_options_have_a_limit_of_registers_only_where_there_is_one() -> None:
-    shape = {"num_heads": 8, "num_kv_heads": 8, "head_size": 128, "block_size": 16}
+    shape: dict[str, Any] = {"num_heads": 8, "num_kv_heads": 8, "head_size": 128, "block_size": 16}
     assert "maxnreg" not in variant("float16", **shape).options
     assert variant("float32", **shape).options["maxnreg"] == 255
     assert "maxnreg" not in variant("float32", **shape, amd=True).options

@@ -204,4 +204,4 @@ def run(bound: Bound) -> None:
             *bound.arrays, *bound.numbers, **constants, **bound.chosen.options
         )
     triton_decode.run_partial(bound.tails)
-    merge(*bound.arrays[-2:], bound.out, bound.lse)
+    merge(bound.arrays[-2], bound.arrays[-1], bound.out, bound.lse)

@@ -149,7 +149,8 @@ def product_variant(
     with 4 warps: tiles of 64 tokens spill on sm_80, with tiles of 32 all 255 registers are taken.
     With 8 warps and tiles of 64 it has about 180 registers there and on sm_90, and no spill. 128
     rows spill on sm_80 and gfx942. Three stages cost no more shared memory than two: the third is
-    that of the block table. 256 elements have tiles of 32, AMD half of that: more spilled.
+    that of the block table. Tiles of 32 tokens of 256 elements spilled on gfx942, and on sm_80 with
+    triton 3.6.0; tiles of 64 of 128 on gfx942.
     float32 has the decode kernel's tiles, and 8 warps: with 4, 16 rows spilled.
 
     Args:
@@ -177,9 +178,9 @@ def product_variant(
         limit = None if amd else MOST_REGISTERS
         return Variant(constants, num_warps=8, num_stages=2, max_registers=limit)
     if rows > ROWS:
-        tile = 64 if head_size <= 128 else 32
         # CDNA has no copy past the registers: what is under way of a tile is held in them
-        constants["TILE"] = tile // 2 if amd and head_size > 64 else tile
+        wide = 32 if amd else 64
+        constants["TILE"] = 64 if head_size <= 64 else wide if head_size <= 128 else 16
         return Variant(constants, num_warps=8, num_stages=2 if amd else 3, max_registers=None)
     return Variant(constants, num_warps=4, num_stages=3, max_registers=None)
 
