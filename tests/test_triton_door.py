@@ -33,6 +33,22 @@ for dtype in ("float32", "float16", "bfloat16"):
     said[dtype] = attention.compare(launch, **arrays)._asdict()
     launch.out[0, 1, 2] += 0.1
     said[dtype]["wrong is found"] = not attention.compare(launch, **arrays).ok
+    shared = Case(dtype=dtype, seq_lens=(40, 36, 33), num_heads=4, num_kv_heads=2, shared_blocks=2)
+    arrays = {name: as_torch(array) for name, array in shared.arrays().items()}
+    launch = attention.plan(**arrays, backend="triton", cascade=True)
+    launch.out[...] = float("nan")
+    launch()
+    found = attention.compare(launch, **arrays)
+    said[dtype]["cascade"] = [launch.ran, found.ok, found.checked]
+    # new tokens of the same requests: 3, 1 and 0
+    query = torch.cat([arrays["query"][:1]] * 3 + [arrays["query"][1:2]])
+    starts = torch.tensor([0, 3, 4, 4], dtype=torch.int32)
+    new = {**arrays, "query": query, "query_start_loc": starts}
+    launch = attention.plan_prefill(**new, backend="triton")
+    launch.out[...] = float("nan")
+    launch()
+    found = attention.compare(launch, **new)
+    said[dtype]["prefill"] = [found.ok, found.checked]
 words = torch.arange(5 * triton_stream.PIECE, dtype=torch.int32).view(torch.float32)
 bound = triton_stream.bind_stream(words, 3)
 triton_stream.stream(bound)
@@ -58,6 +74,8 @@ def test_interpreted_the_door_is_exact_and_the_probe_reads_every_word() -> None:
         assert said[dtype]["max_error"] <= said[dtype]["error_bound"]
         assert said[dtype]["checked"] == "all pairs"
         assert said[dtype]["wrong is found"]
+        assert said[dtype]["cascade"] == ["cascade", True, "all pairs"]
+        assert said[dtype]["prefill"] == [True, "all pairs"]
     # three passes leave the xor of one
     assert said["seen"] == said["expected"]
     assert said["bytes"] == 3 * 5 * 4096 * 4

@@ -84,7 +84,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
-def require(backend: str, *, cascade: bool = False) -> None:
+def require(backend: str) -> None:
     """Raise if a backend cannot run here.
 
     Raises:
@@ -92,11 +92,6 @@ def require(backend: str, *, cascade: bool = False) -> None:
     """
     if backend == "triton":
         _require_triton()
-        if cascade and find_spec("apclab_kernels.triton_cascade") is None:
-            raise Unavailable(
-                "the triton backend has no cascade kernel in this version; "
-                "leave it out: the cases private and shared do"
-            )
     if backend == "cpu" and find_spec("numba") is None:
         raise Unavailable("the cpu backend needs numba; install it with: pip install numba")
 

@@ -67,7 +67,7 @@ def plan(
         Unavailable: the backend cannot run here.
     """
     check_names(layout=layout, backend=backend, order=order)
-    require(backend, cascade=cascade)
+    require(backend)
     where = one_place(query=query, key_cache=key_cache, value_cache=value_cache,
                       block_tables=block_tables, seq_lens=seq_lens)  # fmt: skip
     check_place(backend, where)

@@ -11,7 +11,7 @@ from apclab.clock import commit, environment, machine, synchronize
 def cases_here(backend: str) -> tuple[str, ...]:
     """The cases that this version has for a backend."""
     try:
-        require(backend, cascade=True)
+        require(backend)
     except Unavailable:
         return tuple(case for case in CASES if case != "cascade")
     return CASES

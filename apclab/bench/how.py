@@ -63,7 +63,7 @@ class How:
         if self.memory_limit is not None and self.memory_limit < 1:
             raise ValueError(f"memory_limit must be at least 1 byte, got {self.memory_limit}")
         backend = resolve(self.backend)
-        require(backend, cascade="cascade" in cases)
+        require(backend)
         if backend == "cpu":
             set_threads(self.threads)
         elif self.threads is not None:
