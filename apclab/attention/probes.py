@@ -117,6 +117,8 @@ def compare(
     scale: float | None = None,
     pairs: int | None = None,
     seed: int = 0,
+    layout: str | None = None,
+    rounds_weights: bool | None = None,
 ) -> Comparison:
     """Compare what a launch has left in `out` with float64, element by element.
 
@@ -131,6 +133,9 @@ def compare(
         scale: as in `plan`.
         pairs: how many (request or new token, head) pairs to draw; None compares everything.
         seed: of the draw.
+        layout: of the caches given here; the launch's if None.
+        rounds_weights: whether the kernel rounds softmax weights to the dtype before it multiplies
+            them with the values; None knows it of our own kernels.
 
     Returns:
         The element whose error is the largest part of its bound. The bound is that of the kernel's
@@ -145,7 +150,8 @@ def compare(
     chosen = np.arange(total)
     if pairs is not None and pairs < total:
         chosen = np.random.default_rng(seed).choice(total, pairs, replace=False)
-    axis = 2 if launch.layout == "NHD" else 1
+    layout = layout or launch.layout
+    axis = 2 if layout == "NHD" else 1
     group = num_heads // key_cache.shape[axis]
     tables, lens = to_host(block_tables), to_host(seq_lens)
     if query_start_loc is not None:
@@ -153,7 +159,8 @@ def compare(
     u = ROUNDOFF[dtype_name(query)]
     # the Triton kernel rounds the weights, too, before it multiplies them with the values; its
     # interpreter truncates to bfloat16 where a GPU rounds
-    rounded = u if launch.backend == "triton" and dtype_name(query) != "float32" else 0.0
+    rounds = launch.backend == "triton" if rounds_weights is None else rounds_weights
+    rounded = u if rounds and dtype_name(query) != "float32" else 0.0
     rounded *= 2 if interpreting() else 1
     worst = Comparison(0.0, 1.0, "")
     for request, head in zip(*np.divmod(chosen, num_heads), strict=True):
@@ -163,7 +170,7 @@ def compare(
         )
         truth = attend(
             to_host(query[one, head : head + 1]), keys, values, table, lens[one],
-            scale=scale, layout=launch.layout,
+            scale=scale, layout=layout,
         )  # fmt: skip
         got = to_host(launch.out[request, head]).astype(np.float64)
         exact = truth.out[0, 0]

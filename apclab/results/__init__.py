@@ -5,6 +5,7 @@ turns them into pandas tables, `sentence` puts them into words. Writing records 
 """
 
 from apclab.results.kinds import CALIBRATION_FIELDS, CAMPAIGN_FIELDS, PROBES, kind_of, validate
+from apclab.results.peer import PEER_FIELDS, PEER_SCHEMA, validate_peer
 from apclab.results.record import RECORD_FIELDS, SCHEMA, Record
 from apclab.results.sentence import finding
 from apclab.results.store import append, destination, load, measured_dir
@@ -13,6 +14,8 @@ from apclab.results.tables import decode_times, frame, ladder, load_results, pub
 __all__ = [
     "CALIBRATION_FIELDS",
     "CAMPAIGN_FIELDS",
+    "PEER_FIELDS",
+    "PEER_SCHEMA",
     "PROBES",
     "RECORD_FIELDS",
     "SCHEMA",
@@ -29,4 +32,5 @@ __all__ = [
     "measured_dir",
     "published",
     "validate",
+    "validate_peer",
 ]

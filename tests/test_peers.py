@@ -1,0 +1,291 @@
+"""Peers: the same tables and numbers for all, each checked, a failing one told and passed over."""
+
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apclab.attention import compare
+from apclab.bench import buffers, peers
+from apclab.bench.peers import measure, openvino_cpu, ours, problem, record, torch_peers, vllm_cpu
+from apclab.bench.peers.kernel import Candidate, Kernel
+from apclab.bench.peers.problem import Problem, Setting, make_problem
+from apclab.cli import peers as command
+from apclab.clock import Cancelled
+from apclab.results import Record, append, load, validate_peer
+from apclab.specs import ModelShape
+
+GROUPED = ModelShape("small", 1, 4, 2, 64)
+SMALL = Setting(GROUPED, "float32", shared=3, batch=5, seq_len=100)
+OURS = Candidate("apclab", ("apclab", "numba"), 16, ours.bind_paged)
+GATHER = Candidate("torch gather + SDPA", ("torch",), 16, torch_peers.bind_gather)
+
+
+@pytest.fixture(autouse=True)
+def _small_cache(monkeypatch: pytest.MonkeyPatch) -> Any:
+    tiny = {"name": "test", "cores": 2, "l2_bytes": 2**18, "llc_bytes": 2**20, "llc_known": True}
+    for module in (problem, measure, record, buffers):
+        monkeypatch.setattr(module, "machine", lambda _kind: tiny)
+    yield
+    buffers.release()
+
+
+def measured(*who: Candidate, setting: Setting = SMALL, **how: Any) -> list[Record]:
+    """Records of these candidates, each of them valid and good for JSON."""
+    made = peers.measure_peers(setting, who=who, budget_s=0.0, pairs=None, **how)
+    for one in made:
+        validate_peer(one)
+        json.dumps(one, allow_nan=False)
+    return made
+
+
+@pytest.mark.parametrize(("shared", "distinct"), [(0, 64 * 19), (9, 9 + 64 * 10), (18, 18 + 64)])
+def test_shares_are_those_of_a_real_pool(shared: int, distinct: int) -> None:
+    setting = Setting(shared=shared)
+    table = setting.table(16)
+    readers = table.sharing().readers
+    assert table.block_tables.shape == (64, 19)
+    assert (readers == 64).sum() == 64 * shared
+    assert (readers == 1).sum() == 64 * (19 - shared)
+    assert table.sharing().distinct_blocks == distinct
+    assert (table.seq_lens == 304).all()
+
+
+@pytest.mark.parametrize("shared", [0, 9, 18])
+def test_larger_blocks_never_read_more(shared: int) -> None:
+    setting = Setting(shared=shared)
+    ours_, theirs = (setting.table(size).sharing().distinct_tokens for size in (16, 32))
+    # 9 blocks of 16 end inside the fifth of 32, which is shared whole: 16 tokens of 63 requests
+    assert ours_ - theirs == (63 * 16 if shared == 9 else 0)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("shared", [0, 2, 6])
+def test_blocks_of_32_hold_the_same_tokens(shared: int, layout: str) -> None:
+    narrow = make_problem(Setting(GROUPED, "float32", shared=shared, batch=5, seq_len=100))
+    wide = narrow.with_blocks_of(32)
+    assert wide.table.block_tables.shape == (5, 4)
+    for index in range(narrow.layers):
+        for one, other in zip(narrow.layer(index), wide.layer(index, layout), strict=True):
+            if layout == "HND":
+                other = other.swapaxes(1, 2)
+            for row in range(5):
+                a = one[narrow.table.block_tables[row]].reshape(-1, 2, 64)[:100]
+                b = other[wide.table.block_tables[row]].reshape(-1, 2, 64)[:100]
+                assert np.array_equal(a, b)
+
+
+def test_a_missing_peer_is_told_and_the_rest_goes_on() -> None:
+    def bind(_problem: Problem) -> list[Kernel]:
+        import no_such_peer  # type: ignore[import-not-found]
+
+        return list(no_such_peer.kernels())
+
+    found = measured(Candidate("absent", ("no-such-peer",), 32, bind), OURS)
+    absent = next(r for r in found if r["kernel"]["name"] == "absent")
+    assert (absent["status"], absent["p50_us"]) == ("failed", None)
+    assert absent["reason"] == "ModuleNotFoundError: No module named 'no_such_peer'"
+    assert absent["kernel"]["versions"] == {"no-such-peer": None}
+    assert [r["status"] for r in found].count("timed") == 4  # two layouts, two orders
+
+
+@pytest.mark.parametrize(
+    ("bind", "name"), [(vllm_cpu.bind, "vllm"), (openvino_cpu.bind, "openvino")]
+)
+def test_peers_of_the_cpu_are_right_or_missing(
+    bind: Callable[[Problem], list[Kernel]], name: str
+) -> None:
+    (found,) = measured(Candidate(name, (name,), 32, bind), setting=SMALL)
+    if find_spec(name) is None:
+        assert found["status"] == "failed"
+        assert name in found["reason"]
+    else:
+        assert (found["status"], found["reason"]) == ("timed", None)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("heads", [2, 4])
+def test_gather_and_sdpa_are_right(dtype: str, heads: int) -> None:
+    setting = Setting(ModelShape("x", 1, heads, 2, 64), dtype, shared=2, batch=3, seq_len=63)
+    (found,) = measured(GATHER, setting=setting, threads=1)
+    assert (found["status"], found["checked"]) == ("timed", "all pairs")
+    assert found["max_error"] <= found["error_bound"]
+    assert found["kernel"]["versions"]["torch"]
+    assert len(found["samples_us"]) >= 5
+    assert found["distinct_bytes"] == (32 + 3 * 31) * 2 * 64 * 2 * (4 if dtype == "float32" else 2)
+
+
+@pytest.mark.parametrize("spoil", [1.01, float("nan")])
+def test_wrong_numbers_have_no_speed(spoil: float) -> None:
+    def bind(problem: Problem) -> list[Kernel]:
+        (kernel,) = torch_peers.bind_gather(problem)
+        launch, act = kernel.launches[0], kernel.launches[0].act
+
+        def wrong() -> None:
+            act()
+            launch.out[2, 1, 5] *= spoil
+
+        object.__setattr__(launch, "act", wrong)
+        return [kernel._replace(name="wrong")]
+
+    found = measured(Candidate("wrong", ("torch",), 16, bind), GATHER)
+    by_name = {r["kernel"]["name"]: r for r in found}
+    assert by_name["wrong"]["status"] == "wrong"
+    assert "from float64, its bound is" in by_name["wrong"]["reason"]
+    assert by_name["wrong"]["samples_us"] is None
+    assert by_name["torch gather + SDPA"]["status"] == "timed"
+
+
+def test_a_kernel_that_raises_when_it_runs_is_told() -> None:
+    def bind(problem: Problem) -> list[Kernel]:
+        (kernel,) = torch_peers.bind_gather(problem)
+
+        def full() -> None:
+            raise MemoryError("Exception from there:\nat here:\n\nasked for 25 GB\n")
+
+        object.__setattr__(kernel.launches[0], "act", full)
+        return [kernel]
+
+    (found,) = measured(Candidate("full", (), 16, bind))
+    assert found["status"] == "failed"
+    assert found["reason"] == "MemoryError: Exception from there: ... asked for 25 GB"
+
+
+def test_a_cascade_is_timed_or_says_why_not() -> None:
+    (found,) = measured(Candidate("apclab cascade", (), 16, ours.bind_cascade))
+    assert found["kernel"]["ours"]
+    assert found["status"] == "timed" or "cascade" in found["reason"]
+
+
+def test_kernels_of_one_pool_begin_at_different_layers() -> None:
+    made = make_problem(SMALL)
+    assert made.layers > 2
+    kernels = ours.bind_paged(made)
+    firsts = [measure._calls(kernel, at, "cpu")[0] for at, kernel in enumerate(kernels)]
+    assert [k.launches.index(first) for k, first in zip(kernels, firsts, strict=True)] == [  # type: ignore[arg-type]
+        at % made.layers for at in range(4)
+    ]
+
+
+def test_every_layer_holds_its_own_numbers() -> None:
+    made = make_problem(SMALL)
+    (kernel,) = torch_peers.bind_gather(made)
+    for index, launch in enumerate(kernel.launches):
+        launch()
+        keys, values = made.layer(index)
+        table = made.table
+        found = compare(launch, made.query, keys, values, table.block_tables, table.seq_lens)
+        assert found.ok, index
+
+
+def test_a_stop_keeps_what_was_timed() -> None:
+    told: list[str] = []
+    with pytest.raises(Cancelled) as stopped:
+        peers.measure_peers(
+            SMALL, who=(OURS, GATHER), budget_s=60.0, pairs=8,
+            progress=lambda _part, what: told.append(what),
+            cancelled=lambda: told.count("timing") > 4,
+        )  # fmt: skip
+    assert told[0] == "filling the KV pools"
+    assert len(stopped.value.records) >= 4
+    for one in stopped.value.records:
+        validate_peer(one)
+        assert one["notes"][-1] == "stopped before its time"
+
+
+def test_settings_are_checked() -> None:
+    assert len(peers.settings()) == 12
+    with pytest.raises(ValueError, match="shapes must be some of MHA 40, GQA 32/8, got 'MQA'"):
+        peers.settings(shapes=("MQA",))
+    with pytest.raises(ValueError, match="a block of its own of 19, got 19"):
+        peers.settings(shares=(19,))
+
+
+def made_up(name: str, p50_us: float | None, *, is_ours: bool = False, shared: int = 9) -> Record:
+    """A valid record with a time that a test chose."""
+    made = make_problem(Setting(GROUPED, "float32", shared=3, batch=2, seq_len=100))
+    kernel = Kernel(name, "NHD", [], ours=is_ours)
+    base = record.make_record(OURS, kernel, made)
+    base["share"] |= {"shared": shared, "entries": 19}
+    if p50_us is None:
+        return record.failed(base, ImportError("No module named 'x'"))
+    known = base | {"max_error": 1e-7, "error_bound": 1e-6, "checked": "all", "first_call_s": 0.1}
+    return record.timed(known, made, [p50_us / 1e6], [])
+
+
+def test_marks_are_ours_against_the_fastest_peer() -> None:
+    best = "apclab NHD, order request"
+    found = [
+        made_up("apclab NHD, order head", 30, is_ours=True),
+        made_up(best, 20, is_ours=True),
+        made_up("apclab cascade, NHD", 1, is_ours=True),
+        *(made_up("fast", 99), made_up("slow", 50), made_up("gone", None)),
+        made_up("fast", 15),  # measured again: the last counts
+        *(made_up(best, 10, is_ours=True, shared=18), made_up("fast", 8, shared=18)),
+        *(made_up(best, 10, is_ours=True, shared=0), made_up("gone", None, shared=0)),
+    ]
+    nine, eighteen, none = peers.marks(found)
+    assert (nine.ours, nine.peer) == ("apclab NHD, order request", "fast")
+    assert nine.ratio == pytest.approx(0.75)
+    assert (nine.bar, nine.met) == (1.0, False)
+    assert eighteen.ratio == pytest.approx(0.8)
+    assert (eighteen.bar, eighteen.met) == (0.7, True)
+    assert (none.peer, none.ratio, none.met) == ("-", None, None)
+    told = [(row.record["kernel"]["name"], row.ratio) for row in peers.rows(found)[:5]]
+    assert [name for name, _ in told] == [
+        "apclab cascade, NHD", "fast", "apclab NHD, order request", "slow", "gone",
+    ]  # fmt: skip
+    assert [ratio for _, ratio in told] == [
+        pytest.approx(0.05), pytest.approx(0.75), 1.0, pytest.approx(2.5), None,
+    ]  # fmt: skip
+
+
+def test_the_file_and_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "peers.jsonl"
+    found = [made_up("apclab NHD, order head", 20, is_ours=True), made_up("fast", 15),
+             made_up("gone", None)]  # fmt: skip
+    append(file, found, check=validate_peer)
+    assert load(file, check=validate_peer) == (found, [])
+    # a measurement's reader passes over them
+    assert load(file)[0] == []
+    command.peers(report=file)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "fast │ 0.015" in said
+    assert "gone: failed: ImportError" in said
+    assert "0.75 │ >= 1 │ MISSED" in said
+
+
+def test_the_command_measures_and_appends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "settings", lambda *_asked: [SMALL])
+    file = tmp_path / "new" / "peers.jsonl"
+    command.peers(only=["gather", "OpenVINO"], threads=1, budget=0.0, out=file)
+    found, problems = load(file, check=validate_peer)
+    assert problems == []
+    assert {r["kernel"]["name"].partition(",")[0] for r in found} == {
+        "torch gather + SDPA", "OpenVINO",
+    }  # fmt: skip
+    assert "appended to" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"status": "wrong"}, "reason must be null exactly when timed"),
+        ({"samples_us": None}, "samples_us must be there exactly when timed"),
+        ({"max_error": 1.0}, "a wrong result has no speed"),
+        ({"share": {"shared": -1, "entries": 1, "readers_mean": 1}}, "share.shared must be"),
+        ({"colour": "red"}, "does not know: ['colour']"),
+        ({"schema": 1}, "schema must be peer 1, got 1"),
+    ],
+)
+def test_a_bad_record_is_refused(change: dict[str, Any], words: str) -> None:
+    good = made_up("fast", 10)
+    validate_peer(good)
+    with pytest.raises(ValueError, match=words.replace("[", r"\[")):
+        validate_peer(good | change)
