@@ -96,10 +96,9 @@ def kernel_table(found: list[Row]) -> Table:
             table.add_row(*head, f"{name}: {record['status']}: {record['reason']}")
             continue
         low, middle, high = (record[p] / 1e3 for p in ("p20_us", "p50_us", "p80_us"))
-        table.add_row(
-            *head, name, f"{middle:.3g}", f"{low:.3g}-{high:.3g}", f"{record['gb_per_s']:.3g}",
-            f"{ratio:.2f}" if ratio else "-", f"{record['max_error']:.1e}",
-        )  # fmt: skip
+        times = (_short(middle), f"{_short(low)}-{_short(high)}", f"{record['gb_per_s']:.3g}")
+        against = f"{ratio:.2f}" if ratio else "-"
+        table.add_row(*head, name, *times, against, f"{record['max_error']:.1e}")
     return table
 
 
@@ -117,6 +116,10 @@ def mark_table(found: list[Mark]) -> Table:
             said,
         )  # fmt: skip
     return table
+
+
+def _short(number: float) -> str:
+    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _wanted(name: str, only: Names, skip: Names) -> bool:

@@ -73,13 +73,14 @@ def make_record(candidate: Candidate, kernel: Kernel | None, problem: Problem) -
 
 
 def failed(record: Record, error: BaseException) -> Record:
-    """The record of a kernel that could not be bound or run; its reason is one line."""
-    lines = str(error).strip().splitlines() or [""]
-    # an error of a C++ stack says last what was wrong
-    said = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    reason = f"{type(error).__name__}: {said}" if len(lines) < 3 else (
-        f"{type(error).__name__}: {lines[0].strip()} ... {said}"
-    )  # fmt: skip
+    """The record of a kernel that could not be bound or run; its reason is one line.
+
+    A C++ stack says first where and last what was wrong; torch ends with advice on its variables.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if "TORCHDYNAMO" not in line] or [""]
+    said = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
+    reason = f"{type(error).__name__}: {said}"
     return record | {"status": "failed", "reason": reason[:400]}
 
 

@@ -48,7 +48,8 @@ def bind_flex(problem: Problem) -> list[Kernel]:
     query, shape = torch_query(problem), problem.setting.shape
     rows = query.transpose(0, 1)[None].contiguous()  # [1, heads, batch, size]
     mask = _block_mask(problem)
-    compiled = torch.compile(flex_attention)
+    # static shapes: for dynamic ones torch 2.13 writes C++ that does not compile
+    compiled = torch.compile(flex_attention, dynamic=False)
 
     def act(keys: Any, values: Any, out: Any) -> None:
         # [1, kv_heads, num_blocks * block_size, size]
