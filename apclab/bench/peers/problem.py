@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from apclab.attention import as_torch, dtype_of
 from apclab.bench.buffers import key_value_pool
-from apclab.bench.step import decode_step
-from apclab.blocks import BlockTable
+from apclab.bench.step import blocks_of
+from apclab.blocks import BlockPool, BlockTable
 from apclab.clock import machine
 from apclab.specs import ModelShape
 from apclab.workload import Workload
@@ -54,15 +54,28 @@ class Setting:
     def table(self, block_size: int) -> BlockTable:
         """Tables of a real pool at a block size; ids permuted, just as many as are distinct.
 
-        A prefix that ends inside a larger block is rounded up to it where the prompt is long
-        enough: a peer with larger blocks then reads a little less than we do, never more.
+        A prefix that ends inside a larger block is longer for some requests and shorter for the
+        others, whole blocks each, so that a peer with larger blocks reads the same bytes as we do.
         """
         prompt = self.seq_len - 1  # the first step attends to the prompt and one token more
         prefix = self.shared * BLOCK_SIZE
-        rounded = -(-prefix // block_size) * block_size
-        prefix = rounded if rounded <= prompt else prefix
-        work = Workload(self.batch, prompt, 2, cache_hit=prefix / prompt, seed=self.seed)
-        return decode_step(work, block_size=block_size, step="first").shared.permuted(self.seed)
+        down = prefix // block_size * block_size
+        up = down if down == prefix or down + block_size > prompt else down + block_size
+        longer = round(self.batch * (prefix - down) / block_size)
+        short, long = (
+            Workload(self.batch, prompt, 2, cache_hit=tokens / prompt, seed=self.seed)
+            for tokens in (down, up)
+        )
+        room = blocks_of(self.batch + 1, self.seq_len, block_size)
+        pool = BlockPool(room + 1, block_size=block_size)
+        for primer in long.primers():
+            pool.allocate_slots("primer", primer)
+            pool.free("primer")
+        prompts = [*long.prompts()[:longer], *short.prompts()[longer:]]
+        for request, (tokens, answer) in enumerate(zip(prompts, long.generated(), strict=True)):
+            pool.allocate_slots(request, tokens)
+            pool.append_tokens(request, answer[:1])
+        return pool.block_table().permuted(self.seed)
 
 
 def settings(
