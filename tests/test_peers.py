@@ -1,6 +1,7 @@
 """Peers: the same tables and numbers for all, each checked, a failing one told and passed over."""
 
 import json
+import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -129,6 +130,19 @@ def test_gather_and_sdpa_are_right(dtype: str, heads: int) -> None:
     assert found["kernel"]["versions"]["torch"]
     assert len(found["samples_us"]) >= 5
     assert found["distinct_bytes"] == (32 + 3 * 31) * 2 * 64 * 2 * (4 if dtype == "float32" else 2)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of its own ways
+@pytest.mark.slow  # a C++ compiler runs for half a minute
+def test_flex_attention_is_right_or_says_why_not() -> None:
+    setting = Setting(GROUPED, "bfloat16", shared=2, batch=3, seq_len=63)
+    (found,) = measured(
+        Candidate("torch FlexAttention", ("torch",), 16, torch_peers.bind_flex), setting=setting
+    )
+    if shutil.which("g++") is None:
+        assert found["status"] == "failed"
+    else:
+        assert (found["status"], found["reason"]) == ("timed", None)
 
 
 @pytest.mark.parametrize("spoil", [1.01, float("nan")])
