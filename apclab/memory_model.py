@@ -220,6 +220,37 @@ def device_rates(device: specs.Device, *, fixed_s: float = 0.0) -> StepRates:
     )
 
 
+def calibrated_rates(
+    records: Iterable[Mapping[str, Any]], dtype: str, *, fixed_s: float = 0.0
+) -> StepRates:
+    """Rates that `apclab calibrate` measured, so as they are: no efficiency is assumed.
+
+    Args:
+        records: of kind "calibration"; the last of each probe and dtype counts.
+        dtype: of the KV cache.
+        fixed_s: seconds of a step besides its work.
+
+    Raises:
+        ValueError: a probe is missing for this dtype.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    for record in records:
+        if record["model"]["dtype"] == dtype:
+            found[record["probe"]] = record
+    if missing := [probe for probe in ("distinct", "shared", "product") if probe not in found]:
+        raise ValueError(
+            f"the calibration lacks {', '.join(missing)} for {dtype}; make one with: "
+            f"apclab calibrate --dtype {dtype} --save FILE"
+        )
+    dram, cache, product = (found[probe]["value"] for probe in ("distinct", "shared", "product"))
+    return StepRates(
+        dram, cache, product, fixed_s,
+        f"{found['distinct']['device']['name']}, calibrated {found['distinct']['created'][:10]}: "
+        f"own blocks {dram / 1e9:.3g} GB/s, shared {cache / 1e9:.3g}, products "
+        f"{product / 1e12:.3g} TFLOP/s",
+    )  # fmt: skip
+
+
 def roofline_step(
     model: specs.ModelShape,
     rates: StepRates,

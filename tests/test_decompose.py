@@ -11,9 +11,11 @@ from apclab import specs
 from apclab.cli import run as command
 from apclab.decompose import ARMS, simulate
 from apclab.engine import EngineConfig, StepWork
-from apclab.memory_model import StepRates, device_rates, roofline_step
+from apclab.memory_model import StepRates, calibrated_rates, device_rates, roofline_step
+from apclab.results import append
 from apclab.traces import generate, write_trace
 from apclab.workload import Workload
+from tests.sample_records import sample_calibration
 
 ISSUE = Workload(100, 300, 20, primed=False)
 SMALL = Workload(12, 64, 6, primed=False)
@@ -72,6 +74,25 @@ def test_rates_say_where_they_are_from() -> None:
         device_rates(specs.device("L20"))
     with pytest.raises(ValueError, match="only the attention's shape is known"):
         roofline_step(specs.ModelShape("mine", 1, 1, 1, 64), rates)
+
+
+def test_rates_of_a_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # 1 GB in 50 ms, 2 Gflop in 10 ms
+    records = [sample_calibration(probe) for probe in ("distinct", "shared", "product")]
+    dtype = records[0]["model"]["dtype"]
+    rates = calibrated_rates(records, dtype, fixed_s=0.1)
+    assert rates[:4] == pytest.approx((20e9, 20e9, 2e11, 0.1))
+    assert "own blocks 20 GB/s, shared 20, products 0.2 TFLOP/s" in rates.basis
+    with pytest.raises(
+        ValueError, match="the calibration lacks distinct, shared, product for float32"
+    ):
+        calibrated_rates(records, "float32")
+    path = tmp_path / "c.jsonl"
+    append(path, records)
+    asked = ["simulate", "--batch", "3", "--dtype", dtype, "--calibration", str(path)]
+    assert command(asked) == 0
+    assert "calibrated" in capsys.readouterr().out
+    assert command([*asked[:-1], str(tmp_path / "none")]) == 2
 
 
 def test_every_model_has_the_weights_its_name_says() -> None:

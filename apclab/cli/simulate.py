@@ -18,6 +18,8 @@ from apclab.decompose import simulate as run_arms
 from apclab.engine import EngineConfig, Request, Stuck
 from apclab.engine.config import BATCHED_TOKENS
 from apclab.engine.intake import trace_requests, workload_requests
+from apclab.memory_model import StepRates, calibrated_rates
+from apclab.results import load
 from apclab.workload import Workload
 
 _ISSUE = Workload(primed=False)
@@ -69,6 +71,9 @@ def simulate(
     kv_gb: Annotated[float | None, _engine("Or GB of KV cache; default of a trace 40.")] = None,
     model: Annotated[str, _engine("Whose weights and heads.")] = "llama-13b",
     device: Annotated[str, _engine("Whose rates, of data/devices.csv.")] = "A100-SXM4-80GB",
+    calibration: Annotated[
+        Path | None, _engine("Instead: rates of a file that `apclab calibrate --save` wrote.")
+    ] = None,
     dtype: Annotated[str, _engine("Of weights and KV cache.")] = "float16",
     fixed_ms: Annotated[float, _engine("Milliseconds of a step besides its work.")] = 0.0,
     sweep: Annotated[
@@ -106,7 +111,9 @@ def simulate(
             "device": device, "dtype": dtype, "block_size": size, "fixed_s": fixed_ms / 1e3,
             "max_num_batched_tokens": max_num_batched_tokens, "num_blocks": num_blocks,
         }  # fmt: skip
-        others = {"--trace": trace, "--kv-gb": kv_gb, "--html": html}
+        others = {
+            "--trace": trace, "--kv-gb": kv_gb, "--html": html, "--calibration": calibration,
+        }  # fmt: skip
         if given := [name for name, value in others.items() if value is not None]:
             raise CommandError(2, f"a sweep does without {', '.join(given)}")
         given_point = {name: value for name, value in point.items() if value is not None}
@@ -127,10 +134,16 @@ def simulate(
         kv_gb = kv_gb if kv_gb is not None or num_blocks else 40.0
     if kv_gb is not None:
         num_blocks = 1 + int(kv_gb * 1e9 // (shape.token_bytes(dtype) * shape.num_layers * size))
+    rates: str | StepRates = device
+    if calibration is not None:
+        records, problems = load(calibration, kind="calibration")
+        if not records:
+            raise CommandError(2, problems[0] if problems else f"{calibration}: no calibration")
+        rates = calibrated_rates(records, dtype, fixed_s=fixed_ms / 1e3)
     with watch("simulating; Ctrl-C stops and shows what is done") as watching:
         try:
             found = run_arms(
-                requests, shape, device, config=config, dtype=dtype, block_size=size,
+                requests, shape, rates, config=config, dtype=dtype, block_size=size,
                 num_blocks=num_blocks, fixed_s=fixed_ms / 1e3,
                 cancelled=watching.cancelled, progress=watching.progress,
             )  # fmt: skip
