@@ -112,6 +112,6 @@ def test_decode_measures_and_saves_outside_a_checkout(apclab_of_wheel: Run, tmp_
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in done.stdout.splitlines()]
     assert [record["case"] for record in records] == ["private", "shared", "cascade"]
-    assert [record["commit"] for record in records] == [None, None]
+    assert [record["commit"] for record in records] == [None, None, None]
     (saved,) = (tmp_path / "apclab-results").rglob("*.jsonl")
     assert [json.loads(line) for line in saved.read_text("utf-8").splitlines()] == records

@@ -270,7 +270,10 @@ def test_marks_are_ours_against_the_fastest_peer() -> None:
     ]  # fmt: skip
 
 
-def test_the_file_and_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_file_and_the_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     file = tmp_path / "peers.jsonl"
     found = [made_up("apclab NHD, order head", 20, is_ours=True), made_up("fast", 15),
              made_up("gone", None)]  # fmt: skip

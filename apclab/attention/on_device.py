@@ -60,7 +60,7 @@ def attend(
     scores = torch.einsum("hd,htd->ht", q, k)
     sizes = torch.einsum("hd,htd->ht", q.abs(), k.abs()).amax(-1, keepdim=True)
     weights = torch.softmax(scores, -1)
-    relative = 2 * (head_size + 4) * u * sizes + (2 * seq_len + 16) * u
+    relative = 2 * (head_size + 4) * u * sizes + (2 * seq_len + 20) * u
     spread = torch.einsum("ht,htd->hd", weights, v.abs())
     return Truth(torch.einsum("ht,htd->hd", weights, v), spread * relative, spread)
 

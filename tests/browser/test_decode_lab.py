@@ -44,7 +44,7 @@ def test_move_run_cancel_run_again(lab: Lab, page: Page) -> None:
     until(lambda: lab.points(page) == 9, "all points")
     assert_page_shows_records(lab, page)
     assert lab.ask(TIMES) != measured
-    assert lab.ask("[r['workload']['batch'] for r in lab.records]") == [16] * 18
+    assert lab.ask("[r['workload']['batch'] for r in lab.records]") == [16] * 27
 
     for width in (1600, 1000):
         page.set_viewport_size({"width": width, "height": 1300})
