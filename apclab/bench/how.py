@@ -8,9 +8,9 @@ from apclab.attention import BACKENDS, LAYOUTS, ORDERS, require, resolve, set_th
 from apclab.specs import DTYPE_BYTES
 
 CASES = ("private", "shared", "cascade")
-# Chosen by measurement (data/measured, 2026-11-30): whole tokens of a request lie in a row in NHD,
-# so private blocks stream at the rate of a plain read, 22 GB/s where order head has 14 to 18, and
-# bundles of requests find shared blocks in the L2 in either order.
+# Chosen by measurement (data/measured, commit ae0154c; issue 4860, bfloat16): whole tokens of a
+# request lie in a row in NHD, so private blocks take 31 ms by request, where HND takes 40 and order
+# head 46 or 49; bundles of requests find shared blocks in the L2 in either order, 14 to 17 ms.
 _AUTO = {"layout": "NHD", "order": "request"}
 
 
