@@ -35,7 +35,7 @@ _MENU_WORDS: dict[str, dict[Any, str]] = {
         "prefix_groups": "prefix groups",
         "block_size": "block size",
     },
-    "cascade": {True: "measured, too", False: "left out"},
+    "cascade": {True: "with", False: "without"},
     "view": {"layer": "per layer", "token": "per token", "output": "whole output"},
     "blocks": {"logical": "by request", "physical": "by block id"},
 }
