@@ -337,3 +337,10 @@ def test_a_log_axis_has_the_points_as_ticks() -> None:
     assert axis.type == "log"
     assert list(axis.tickvals) == [1, 8]
     assert axis.range[0] < 0 < math.log10(8) < axis.range[1]
+
+
+@pytest.mark.parametrize(("tokens", "step"), [(40, 1), (130, 2), (300, 5), (4000, 50)])
+def test_block_picture_has_whole_ticks(tokens: int, step: int) -> None:
+    # blocks of 16 tokens: 3, 9, 19 and 251 columns
+    table = decode_step(Workload(batch=2, input_len=tokens, output_len=2)).shared
+    assert figures.block_picture(table).layout.xaxis.dtick == step

@@ -82,7 +82,7 @@ def block_panel(table: "BlockTable", view: str = "logical") -> Panel:
     }
     return Panel(
         [trace],
-        axis(across, showgrid=False, range=[-0.5, rows.width - 0.5]),
+        axis(across, showgrid=False, range=[-0.5, rows.width - 0.5], dtick=_tick_step(rows.width)),
         axis(
             down,
             showgrid=False,
@@ -92,6 +92,12 @@ def block_panel(table: "BlockTable", view: str = "logical") -> Panel:
         ),
         title,
     )
+
+
+def _tick_step(width: int) -> int:
+    """A whole step between ticks, so that few columns do not get halves: 1, 2, 5, 10, ..."""
+    steps = (step * 10**power for power in range(9) for step in (1, 2, 5))
+    return next(step for step in steps if width <= 8 * step)
 
 
 def step_text(table: "BlockTable", token_bytes: int) -> str:
