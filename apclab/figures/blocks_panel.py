@@ -96,7 +96,7 @@ def block_panel(table: "BlockTable", view: str = "logical") -> Panel:
 
 def _tick_step(width: int) -> int:
     """A whole step between ticks, so that few columns do not get halves: 1, 2, 5, 10, ..."""
-    steps = (step * 10**power for power in range(9) for step in (1, 2, 5))
+    steps = (step * int(10**power) for power in range(9) for step in (1, 2, 5))
     return next(step for step in steps if width <= 8 * step)
 
 
