@@ -45,7 +45,7 @@ class Lab:
         """Open the notebook, run all cells, wait for the panel."""
         page.goto(self.url)
         # the page shows an idle kernel before there is one
-        until(lambda: [*self._runtime.rglob("kernel-*.json")], "a kernel", 120)
+        until(self._connection, "a kernel", 120)
         self.ask("1")
         page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for(timeout=120_000)
         question = page.locator(".jp-Dialog button.jp-mod-accept")
@@ -151,14 +151,20 @@ class Lab:
     @contextmanager
     def _client(self) -> Iterator[BlockingKernelClient]:
         """A connection to the newest kernel: with Voila each page load has its own."""
-        files = sorted(self._runtime.rglob("kernel-*.json"), key=lambda file: file.stat().st_mtime)
-        client = BlockingKernelClient(connection_file=str(files[-1]))
+        until(self._connection, "the file of a kernel")
+        client = BlockingKernelClient(connection_file=str(self._connection()))
         client.load_connection_file()
         client.start_channels()
         try:
             yield client
         finally:
             client.stop_channels()
+
+    def _connection(self) -> Path | None:
+        """The newest kernel's connection file, once it is written to its end."""
+        files = sorted(self._runtime.rglob("kernel-*.json"), key=lambda file: file.stat().st_mtime)
+        whole = files and files[-1].read_text(encoding="utf-8").rstrip().endswith("}")
+        return files[-1] if whole else None
 
 
 def until(condition: Any, what: str, seconds: float = 60) -> float:
