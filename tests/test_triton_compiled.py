@@ -95,8 +95,9 @@ def test_prefill_and_cascade_are_sound(target: str, cache: Path) -> None:
     assert_sound(compiled(target, "quick_products", cache=cache), target, "quick_products")
 
 
+# sm_120 gets the matrix instructions of sm_80
 @pytest.mark.slow
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
 def test_every_variant_of_prefill_and_cascade_is_sound(target: str, cache: Path) -> None:
     assert_sound(compiled(target, "products", cache=cache), target, "products")
 
@@ -119,7 +120,7 @@ def oldest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_variants_are_sound_with_the_oldest_triton(target: str, oldest: Path, cache: Path) -> None:
     # every shipped one for one GPU of each maker, the ones that differ most for the others
     most = target in ("sm_80", "gfx942")
-    for which in ("shipped", "products") if most else ("quick", "quick_products"):
+    for which in ("shipped" if most else "quick", "quick_products"):
         builds = compiled(target, which, cache=cache, path=oldest)
         assert {build["triton"] for build in builds} == {OLDEST}
         assert_sound(builds, target, which)
