@@ -151,5 +151,8 @@ def test_a_point_that_kills_its_worker_is_told(tmp_path: Path, cluster: Any) -> 
     with Client(cluster) as client:
         grid = [{"a": 1, "b": 1}, {"a": 2, "b": 1, "die": True}, {"a": 3, "b": 1}]
         rows = sweep(product_of, grid, tmp_path / "s.jsonl", client=client)
-    assert "KilledWorker" in rows[1]["error"]
-    assert [rows[i]["result"]["product"] for i in (0, 2)] == [1, 3]
+        assert len(rows) == 3
+        assert "KilledWorker" in rows[1]["error"]
+        # who shared a worker with it may have been counted out, too, and is done the next time
+        others = sweep(product_of, [grid[0], grid[2]], tmp_path / "s.jsonl", client=client)
+    assert [row["result"]["product"] for row in others] == [1, 3]

@@ -149,8 +149,8 @@ def product_variant(
     with 4 warps: tiles of 64 tokens spill on sm_80, with tiles of 32 all 255 registers are taken.
     With 8 warps and tiles of 64 it has about 180 registers there and on sm_90, and no spill. 128
     rows spill on sm_80 and gfx942. Three stages cost no more shared memory than two: the third is
-    that of the block table. Tiles of 32 tokens of 256 elements spilled on gfx942, and on sm_80 with
-    triton 3.6.0; tiles of 64 of 128 on gfx942.
+    that of the block table. Tiles of 32 tokens of 256 elements spilled on gfx942 and sm_80, there
+    also with 16 rows (prefill, split); tiles of 64 of 128 on gfx942.
     float32 has the decode kernel's tiles, and 8 warps: with 4, 16 rows spilled.
 
     Args:
@@ -177,10 +177,13 @@ def product_variant(
     if dtype == "float32":
         limit = None if amd else MOST_REGISTERS
         return Variant(constants, num_warps=8, num_stages=2, max_registers=limit)
+    if head_size > 128:
+        constants["TILE"] = 16
     if rows > ROWS:
         # CDNA has no copy past the registers: what is under way of a tile is held in them
         wide = 32 if amd else 64
-        constants["TILE"] = 64 if head_size <= 64 else wide if head_size <= 128 else 16
+        if head_size <= 128:
+            constants["TILE"] = 64 if head_size <= 64 else wide
         return Variant(constants, num_warps=8, num_stages=2 if amd else 3, max_registers=None)
     return Variant(constants, num_warps=4, num_stages=3, max_registers=None)
 
