@@ -233,7 +233,7 @@ def test_blocking_run_prints_points(capsys: pytest.CaptureFixture[str]) -> None:
     lab = small(points=2, budget_s=0.3)
     lab.run(block=True)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"{lab.name}: 1/2, ")
+    assert lines[0].startswith(f"{lab.name}: 1/2")
     assert lines[-1] == "done: 2 of 2 points measured, 4 records to save"
 
 
