@@ -24,6 +24,9 @@ from apclab.figures.style import (
 )
 from apclab.figures.titles import best_points, roofline_title
 
+# cascade and shared often lie at one place
+_NAME_AT = {"private": "bottom right", "shared": "middle right", "cascade": "top right"}
+
 
 def reuse_roofline(
     frame: pd.DataFrame,
@@ -100,7 +103,7 @@ def _case(case: str, measured: Iterable[Line]) -> dict[str, Any]:
     mine = [line for line in measured if line.case == case]
     reuse = [value for line in mine for value in line.reuse]
     relative = [value for line in mine for value in line.relative]
-    # the name goes where others are least in its way: private below, the rest to the right
+    # the name goes where others are least in its way
     named = max(
         range(len(reuse)),
         key=lambda i: -relative[i] if case == "private" else reuse[i],
@@ -114,7 +117,7 @@ def _case(case: str, measured: Iterable[Line]) -> dict[str, Any]:
         "mode": "markers+text",
         "marker": {"color": COLOURS[case], "size": 9},
         "text": [f"<b>{case}</b>" if i == named else NO_TEXT for i in range(len(reuse))],
-        "textposition": "bottom right" if case == "private" else "middle right",
+        "textposition": _NAME_AT[case],
         "customdata": [text for line in mine for text in line.hover],
         "hovertemplate": "reuse %{x:.2f}, %{y:.2f} of DRAM<br>%{customdata}<extra></extra>",
     }
