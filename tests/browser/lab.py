@@ -119,6 +119,10 @@ class Lab:
         assert answer["status"] == "ok", answer
         return json.loads(ast.literal_eval(answer["data"]["text/plain"]))
 
+    def saved(self) -> str:
+        """The notebook's file, "" while there is none."""
+        return self.file.read_text(encoding="utf-8") if self.file.exists() else ""
+
     def execute(self, code: str, *, wait: bool = True) -> None:
         """Run code in the notebook's kernel as a cell would; without `wait` only send it."""
         with self._client() as client:

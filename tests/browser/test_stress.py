@@ -243,7 +243,7 @@ def test_a_kernel_that_died_in_a_run_is_told(desk: Desk) -> None:  # the last on
     told.locator("button.jp-mod-accept").click(timeout=60_000)
     desk.lab.file.unlink()
     desk.lab.choose(page, "File", "Save Notebook")
-    until(lambda: "apclab-gone" in desk.lab.file.read_text(), "the saved page")
+    until(lambda: "apclab-gone" in desk.lab.saved(), "the saved page")
     page.reload()
     gone = page.locator(".apclab-gone", has_text="it was restarted, or it died").first
     gone.wait_for(timeout=120_000)
