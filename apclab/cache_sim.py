@@ -30,7 +30,9 @@ def _compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def dense(ids: Int64) -> tuple[Int64, int]:
-    """The ids renamed to 0, 1, ... and how many different ones there are."""
+    """The ids fit to index arrays, and how long those must be; renamed only where they are not."""
+    if len(ids) and ids.min() >= 0 and ids.max() < len(ids):
+        return ids, int(ids.max()) + 1
     distinct, renamed = np.unique(ids, return_inverse=True)
     return renamed.astype(np.int64), len(distinct)
 

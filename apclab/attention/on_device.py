@@ -45,6 +45,7 @@ def attend(
         layout: "NHD" or "HND".
     """
     import torch
+    from apclab_kernels.reference import relative_bound
 
     q = query[heads].double() * scale  # [heads, head_size]
     if seq_len == 0:
@@ -56,11 +57,10 @@ def attend(
         cache[blocks].movedim(heads_at, 0)[kv_heads].flatten(1, 2)[:, :seq_len].double()
         for cache in (key_cache, value_cache)
     )  # [heads, seq_len, head_size]
-    u, head_size = 2.0**-24, q.shape[-1]
     scores = torch.einsum("hd,htd->ht", q, k)
     sizes = torch.einsum("hd,htd->ht", q.abs(), k.abs()).amax(-1, keepdim=True)
     weights = torch.softmax(scores, -1)
-    relative = 2 * (head_size + 4) * u * sizes + (2 * seq_len + 20) * u
+    relative = relative_bound(sizes, seq_len, q.shape[-1])
     spread = torch.einsum("ht,htd->hd", weights, v.abs())
     return Truth(torch.einsum("ht,htd->hd", weights, v), spread * relative, spread)
 

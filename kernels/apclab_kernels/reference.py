@@ -78,9 +78,7 @@ def paged_attention_decode(
         weights = np.exp(scores - top)
         total = weights.sum(-1, keepdims=True)
         weights /= total
-        score_error = (head_size + 4) * u * sizes  # [kv_heads, group, 1]
-        # scores, exponentials, sum of weights, sum over values
-        relative = 2 * score_error + (2 * n + 20) * u
+        relative = relative_bound(sizes, n, head_size)  # [kv_heads, group, 1]
         out[r] = np.einsum("hgt,thd->hgd", weights, v).reshape(num_heads, head_size)
         absolute = np.einsum("hgt,thd->hgd", weights, np.abs(v))
         spread[r] = absolute.reshape(num_heads, head_size)
@@ -88,6 +86,20 @@ def paged_attention_decode(
         lse[r] = (top + np.log(total)).reshape(num_heads)
         lse_bound[r] = relative.reshape(-1) + 8 * u * (1 + np.abs(lse[r]))
     return Attended(out, lse, out_bound, lse_bound, spread)
+
+
+def relative_bound(sizes: Any, seq_len: int, head_size: int) -> Any:
+    """How far float32 attention may be from the exact one, as a part of sum p|v|.
+
+    The errors of scores, exponentials, the sum of weights and the sum over values.
+
+    Args:
+        sizes: the largest sum |q||k| of the row's scores, any shape, NumPy or torch.
+        seq_len: tokens.
+        head_size: elements of a head.
+    """
+    u = 2.0**-24
+    return 2 * (head_size + 4) * u * sizes + (2 * seq_len + 20) * u
 
 
 def as_decode(block_tables: Int32, seq_lens: Int32, query_start_loc: Int32) -> tuple[Int32, Int32]:
