@@ -23,7 +23,7 @@ from apclab.figures.style import (
     small,
     translucent,
 )
-from apclab.figures.titles import bandwidth_title, best_points, time_title
+from apclab.figures.titles import bandwidth_title, time_title, told_place
 
 _RUNGS = 4  # levels of a ladder that are drawn
 _LABEL_ROOM = 0.24  # of the x axis, right of the last point
@@ -50,7 +50,7 @@ def decode_time(
         ValueError: an unknown x, view or theme, or num_layers missing.
     """
     measured = lines(frame, x, view, num_layers)
-    title = time_title(best_points(measured), x)
+    title = time_title(told_place(measured, x))
     return alone(time_panel(measured, x, view, title=title), theme)
 
 
@@ -66,7 +66,7 @@ def bandwidth(
         theme: "auto", "light" or "dark".
     """
     measured = lines(frame, x)
-    title = bandwidth_title(best_points(measured))
+    title = bandwidth_title(told_place(measured, x))
     return alone(bandwidth_panel(measured, ladder, x, title=title), theme)
 
 
