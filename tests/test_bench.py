@@ -1,6 +1,8 @@
 """The bench: real pool, checked kernel, honest record, memory added up before it is taken."""
 
+import importlib
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from apclab import attention, bench
 from apclab.bench import bound as binding
 from apclab.bench import buffers, memory
 from apclab.blocks import BlockTable
-from apclab.clock import Cancelled
+from apclab.clock import Cancelled, interleave
 from apclab.results import finding, validate
 from apclab.specs import ModelShape
 from apclab.workload import ISSUE_4860, OWN_HISTORY, Workload
@@ -254,3 +256,14 @@ def test_bad_arguments(change: dict[str, Any], error: type[Exception], words: st
         bench.compare_decode(
             Workload(batch=2, input_len=20, output_len=2), **{"model": SMALL, **QUICK, **change}
         )
+
+
+def test_rounds_beyond_the_budget_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [True, True, True]
+    compare = importlib.import_module("apclab.bench.compare")
+    monkeypatch.setattr(compare, "unsettled", lambda _samples: bool(answers and answers.pop()))
+    monkeypatch.setattr(compare, "interleave", partial(interleave, patience=1e15))
+    work = Workload(batch=2, input_len=30, output_len=2)
+    for record in bench.compare_decode(work, SMALL, budget_s=1e-9, memory_limit=2**26):
+        assert len(record["samples_us"]) == 5 + 3
+        assert any(note.startswith("3 rounds more than the budget") for note in record["notes"])

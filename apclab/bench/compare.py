@@ -1,6 +1,6 @@
 """One decode step measured in every case: made by the pool, checked in float64, then timed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from apclab.bench.record import make_records
 from apclab.bench.step import Step, blocks_of, decode_step, tables_step
 from apclab.blocks import BlockTable
 from apclab.clock import Cancelled, event_time, interleave
-from apclab.results import Record
+from apclab.results import Record, unsettled
 from apclab.specs import ModelShape
 from apclab.specs import model as model_named
 from apclab.workload import Workload
@@ -61,7 +61,8 @@ def compare_decode(
         order: "request", "head" or "auto".
         l2: "cold": a call finds nothing of its own in the caches; "warm": all that fits.
         step: which decode step, "first", "mid" or "last".
-        budget_s: seconds of timing; at least five rounds are measured in any case.
+        budget_s: seconds of timing; at least five rounds are measured in any case, and up to three
+            budgets are spent while the noise is wider than what is between two cases.
         memory_limit: bytes that the KV pools may take; None means 2 GiB, or one layer if larger.
         threads: of the CPU kernel; None means all.
         pairs: (request, head) pairs compared with the reference; None means all.
@@ -161,9 +162,17 @@ def _measure(step: Step, model: ModelShape, how: How) -> list[Record]:
         how.tell(0.0, f"checking {case} against float64")
         checks[case] = bound.check(case)
     how.tell(0.05, "timing")
+    more: list[bool] = []  # rounds beyond the budget
+
+    def noisy(samples: Mapping[str, Sequence[float]]) -> bool:
+        if found := unsettled(samples):
+            more.append(found)
+        return found
+
     try:
         samples = interleave(
             bound.timed(), budget_s=how.budget_s, between=bound.between, cancelled=how.cancelled,
+            unsettled=noisy,
             progress=lambda part: how.tell(0.05 + 0.95 * part, "timing"),
             timer=event_time if how.kind == "cuda" else None,
         )  # fmt: skip
@@ -172,4 +181,8 @@ def _measure(step: Step, model: ModelShape, how: How) -> list[Record]:
             bound.memory.notes.append("stopped before its time")
             stop.records = make_records(bound, ladder, checks, stop.samples)
         raise
+    if more:
+        bound.memory.notes.append(
+            f"{len(more)} rounds more than the budget allows: the noise was wider than the gap"
+        )
     return make_records(bound, ladder, checks, samples)
