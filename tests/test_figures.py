@@ -84,6 +84,8 @@ def test_a_figure_alone_states_its_finding() -> None:
     assert time.layout.title.text == (
         "shared is 1.5× faster<br>than private at hit 0.5 (median of 1.0× to 2.0×)"
     )
+    asked = figures.decode_time(table, asked=1.0)
+    assert asked.layout.title.text == "shared is 2.0× faster<br>than private at hit 1"
     assert "what DRAM delivers" in rates.layout.title.text
     assert "the DRAM rate" in roofline.layout.title.text
 

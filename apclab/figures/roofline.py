@@ -34,6 +34,7 @@ def reuse_roofline(
     published: pd.DataFrame | None = None,
     *,
     ladder: Ladder = (),
+    asked: float | None = None,
     theme: str = "auto",
 ) -> go.Figure:
     """Draw measured and published cases under the roof: reuse times the rate of DRAM.
@@ -46,10 +47,11 @@ def reuse_roofline(
         frame: one row a record, as `results.frame` makes it.
         published: one row a published case, as `results.published` makes it.
         ladder: the machine's levels, for the plain read of its cache.
+        asked: the cache hit that the title speaks of; None takes the median gain.
         theme: "auto", "light" or "dark".
     """
     measured = lines(frame, "cache_hit")
-    title = roofline_title(told_place(measured, "cache_hit"))
+    title = roofline_title(told_place(measured, "cache_hit", asked))
     return alone(roofline_panel(measured, published, ladder, title=title), theme)
 
 
