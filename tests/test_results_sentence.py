@@ -24,7 +24,7 @@ def test_dram_is_named_only_where_bytes_and_rates_support_it() -> None:
     slow = finding(sample_pair(382.0, 191.0, 200, dram_gb_per_s=23781.0))
     assert slow == (
         "shared is 2.0x faster than private: its distinct blocks hold 200 MB a layer instead of "
-        "636, but private asks for only 7% of what DRAM can give, so DRAM is not why."
+        "636, but private asks for only 7% of what DRAM can give, so the rate of DRAM is not the cause."
     )
 
 

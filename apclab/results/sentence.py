@@ -156,7 +156,7 @@ def _why_faster(pair: Pair) -> str:
         case "unknown":
             return f"{held}; the rate of DRAM is unknown, so no cause is named"
         case "not dram":
-            return f"{held}, but {_waits(pair)}, so DRAM is not why"
+            return f"{held}, but {_waits(pair)}, so the rate of DRAM is not the cause"
         case "dram and more":
             return f"DRAM has to deliver {_bytes(pair)}, but that explains only {fewer}"
     basis = pair.other["device"]["dram_basis"]
