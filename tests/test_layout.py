@@ -28,7 +28,8 @@ ARROWS: dict[str, set[str]] = {
     "clock": set(),
     "apclab_kernels": set(),
     "traces": {"workload"},
-    "cache_sim": {"blocks"},
+    # the kernels' word on where compiled code can be kept
+    "cache_sim": {"blocks", "apclab_kernels"},
     "replay": {"traces", "blocks", "cache_sim"},
     "engine": {"blocks", "workload", "metrics"},
     "attention": {"apclab_kernels"},
