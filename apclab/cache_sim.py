@@ -24,8 +24,9 @@ ORDERS = ("leaf", "head")
 @cache
 def _compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
     import numba
+    from apclab_kernels.cpu_cache import CACHED  # where there is a folder to keep it in
 
-    compiled: Callable[..., Any] = numba.njit(cache=True)(loop)
+    compiled: Callable[..., Any] = numba.njit(cache=CACHED)(loop)
     return compiled
 
 

@@ -24,7 +24,8 @@ def test_dram_is_named_only_where_bytes_and_rates_support_it() -> None:
     slow = finding(sample_pair(382.0, 191.0, 200, dram_gb_per_s=23781.0))
     assert slow == (
         "shared is 2.0x faster than private: its distinct blocks hold 200 MB a layer instead of "
-        "636, but private asks for only 7% of what DRAM can give, so the rate of DRAM is not the cause."
+        "636, but private asks for only 7% of what DRAM can give, so the rate of DRAM is not the "
+        "cause."
     )
 
 
@@ -121,12 +122,17 @@ def test_a_gain_within_what_the_same_work_differs_is_noise() -> None:
 
 
 def test_the_load_of_the_machine_is_told_where_others_took_part_of_it() -> None:
-    def told(load: float, *times: float) -> str:
-        environment = {"load_average": [load, 0.0, 0.0], "cores": 2}
+    def told(load: float, *times: float, **more: float) -> str:
+        environment = {"load_average": [load, 0.0, 0.0], "cores": 2, **more}
         return finding(sample_pair(*times, environment=environment))
 
     assert "than private on a busy machine (load 5.9 on 2 cores): " in told(5.9, 382, 191, 96)
     assert "busy" not in told(2.1, 382, 191, 96)  # our own threads
+    assert "busy machine (load 5.9 on 2 cores, it got 57% of its share): " in told(
+        5.9, 382, 191, 96, cpu_share=0.57
+    )
+    # the load was that of the minute before
+    assert "busy" not in told(5.9, 382, 191, 96, cpu_share=0.97)
     wide = sample_pair(382.0, 380.0)
     for record in wide:
         record |= {"p20_us": 300.0, "p80_us": 500.0}

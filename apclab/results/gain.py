@@ -14,8 +14,10 @@ _SAME = 1.02
 _OPEN = 1.1
 # below this part of DRAM's rate a kernel waits for something else
 _BOUND = 0.5
-# More runnable processes than this for a core are others' as well: ours has one thread a core.
+# More runnable threads than this for a core are others' as well: ours are one a core.
 _CROWDED = 1.5
+# with this part of its cores' time a process was alone, whatever the load of the last minute
+_ALONE = 0.85
 # what may differ while private does the same work: who else could read its blocks
 SAME_PRIVATE = ("cache_hit", "prefix_groups", "primed")
 
@@ -221,9 +223,17 @@ class Pair(NamedTuple):
         return (float(average[0]), int(cores)) if average and cores else None
 
     @property
+    def share(self) -> float | None:
+        """Part of its cores that the process got while it timed; None if unknown."""
+        share = self.other["environment"].get("cpu_share")
+        return None if share is None else float(share)
+
+    @property
     def crowded(self) -> bool:
-        """True where others took part of the machine, by its load."""
-        return self.load is not None and self.load[0] > _CROWDED * self.load[1]
+        """True where others took part of the machine, by its load and by what was left to us."""
+        if self.load is None or (self.share or 0.0) >= _ALONE:
+            return False
+        return self.load[0] > _CROWDED * self.load[1]
 
 
 def _fits(record: Record) -> bool:

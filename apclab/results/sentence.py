@@ -110,7 +110,10 @@ def _busy(pair: Pair) -> str:
 
 
 def _load(pair: Pair) -> str:
-    return "" if pair.load is None else f" (load {pair.load[0]:.1f} on {pair.load[1]} cores)"
+    if pair.load is None:
+        return ""
+    got = "" if pair.share is None else f", it got {pair.share:.0%} of its share"
+    return f" (load {pair.load[0]:.1f} on {pair.load[1]} cores{got})"
 
 
 def _allowed(gain: Gain) -> str:
