@@ -281,4 +281,4 @@ def test_rounds_beyond_the_budget_are_noted(monkeypatch: pytest.MonkeyPatch) -> 
     work = Workload(batch=2, input_len=30, output_len=2)
     for record in bench.compare_decode(work, SMALL, budget_s=1e-9, memory_limit=2**26):
         assert len(record["samples_us"]) == 5 + 3
-        assert any(note.startswith("3 rounds more than the budget") for note in record["notes"])
+        assert any(note.startswith("rounds beyond the budget: 3, ") for note in record["notes"])

@@ -177,7 +177,7 @@ def _measure(step: Step, model: ModelShape, how: How) -> list[Record]:
         raise
     if more:
         bound.memory.notes.append(
-            f"{len(more)} rounds more than the budget allows: the noise was wider than the gap"
+            f"rounds beyond the budget: {len(more)}, as the noise was wider than the gap"
         )
     return _records(bound, ladder, checks, samples, cores)
 

@@ -197,8 +197,9 @@ class Pair(NamedTuple):
         """What bytes and rates say about the times; "dram" only where they support it.
 
         "same work", "same bytes": nothing to save. "both fit", "fits", "warm": of a warm cache.
-        "unknown": no rate of DRAM. "not dram": `base` asks for less than half of what DRAM can
-        give, so that it waits for something else. "dram and more": faster than bytes explain.
+        "busy": others had a part of the rates. "unknown": no rate of DRAM. "not dram": `base` asks
+        for less than half of what DRAM can give, so that it waits for something else. "dram and
+        more": faster than bytes explain.
         """
         gain = self.gain
         if gain.same_work:
@@ -209,6 +210,8 @@ class Pair(NamedTuple):
             if _fits(self.base):
                 return "both fit"
             return "fits" if _fits(self.other) else "warm"
+        if self.crowded:
+            return "busy"
         if math.isnan(gain.base.y):
             return "unknown"
         if gain.base.y < _BOUND:
@@ -234,6 +237,11 @@ class Pair(NamedTuple):
         if self.load is None or (self.share or 0.0) >= _ALONE:
             return False
         return self.load[0] > _CROWDED * self.load[1]
+
+    @property
+    def disturbed(self) -> bool:
+        """True where the times or the load say that the machine was busy."""
+        return self.gain.busy or self.crowded
 
 
 def _fits(record: Record) -> bool:

@@ -46,6 +46,8 @@ def finding(records: Iterable[Record], asked: Mapping[str, Any] | None = None) -
         beside = there[told].pair("shared", "cascade")
     if beside and other == "shared":
         sentence += f"; {_beside(beside)}"
+        if beside.gain.busy and not pairs[told].disturbed:
+            sentence += f", {_busy(beside)}"
     return f"{sentence}.{_advice(beside)}"
 
 
@@ -129,6 +131,8 @@ def _why_same(pair: Pair) -> str:
             return "both fit in the cache, so fewer distinct bytes change nothing"
         case "not dram":
             return f"DRAM has to deliver only {_bytes(pair)}, but {_waits(pair)}"
+        case "busy":
+            return f"{_held(pair)}; with others on the machine no cause is named"
     return f"DRAM has to deliver only {_bytes(pair)}, but DRAM is not what sets the time here"
 
 
@@ -148,7 +152,7 @@ def _no_reader(pair: Pair) -> str:
 
 def _why_faster(pair: Pair) -> str:
     fewer, point = _factor(pair.gain.fewer), pair.gain.other
-    held = f"its distinct blocks hold {_bytes(pair)}"
+    held = _held(pair)
     match pair.cause:
         case "same bytes":
             return f"both read {_size(pair.base)} a layer, so sharing does not explain it"
@@ -158,6 +162,8 @@ def _why_faster(pair: Pair) -> str:
             return held
         case "unknown":
             return f"{held}; the rate of DRAM is unknown, so no cause is named"
+        case "busy":
+            return f"{held}; with others on the machine no cause is named"
         case "not dram":
             return f"{held}, but {_waits(pair)}, so the rate of DRAM is not the cause"
         case "dram and more":
@@ -179,7 +185,11 @@ def _why_faster(pair: Pair) -> str:
 def _why_slower(pair: Pair) -> str:
     if pair.cause == "same bytes":
         return f"both read {_size(pair.base)} a layer, so sharing does not explain it"
-    return f"its distinct blocks hold {_bytes(pair)}, so they are not what sets the time here"
+    return f"{_held(pair)}, so they are not what sets the time here"
+
+
+def _held(pair: Pair) -> str:
+    return f"its distinct blocks hold {_bytes(pair)}"
 
 
 def _waits(pair: Pair) -> str:
@@ -213,7 +223,7 @@ def _beside(pair: Pair) -> str:
             return f"cascade is {_factor(1 / ratio)} slower than shared"
     return (
         f"cascade and shared cannot be told apart: what is between their medians ({_times(ratio)}) "
-        f"is less than the noise, {_busy(pair)}"
+        f"is less than the noise"
     )
 
 
