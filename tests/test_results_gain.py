@@ -51,6 +51,9 @@ def test_the_same_work_is_never_faster_and_sets_what_counts_as_noise() -> None:
     one, other = (Gain(cases["private"], cases["shared"], 1.02) for cases in places[:2])
     assert (one.same_work, one.verdict) == (True, "unclear")
     assert (other.same_work, other.verdict) == (False, "faster")
+    # a little apart is no sign of a busy machine
+    near = Gain(point("private", 105.0), point("shared", 100.0))
+    assert (near.verdict, near.busy) == ("same", False)
     assert floor_of(places) == pytest.approx(1.4)
     assert floor_of(places[1:]) == floor_of([]) == 1.02
     # another kernel on the same blocks is other work

@@ -130,9 +130,9 @@ def test_the_load_of_the_machine_is_told_where_others_took_part_of_it() -> None:
     assert "busy" not in told(2.1, 382, 191, 96)  # our own threads
     # and where others had a part of the rates, these say nothing about a cause
     assert told(5.9, 382, 191, 96, cpu_share=0.57) == (
-        "shared is 2.0x faster than private on a busy machine (load 5.9 on 2 cores, it got 57% of "
-        "its share): its distinct blocks hold 96 MB a layer instead of 636; with others on the "
-        "machine no cause is named."
+        "shared is 2.0x faster than private on a busy machine (load 5.9 on 2 cores, the process "
+        "got 57% of them): its distinct blocks hold 96 MB a layer instead of 636; with others on "
+        "the machine no cause is named."
     )
     assert told(5.9, 382, 381, 96).endswith("; with others on the machine no cause is named.")
     # the load was that of the minute before

@@ -10,7 +10,7 @@ from apclab.results.record import Record
 
 # medians closer than this are the same, however tight their bands
 _SAME = 1.02
-# and where bands overlap, medians farther apart than this leave the question open
+# medians that noise may have moved, and that are farther apart than this, leave the question open
 _OPEN = 1.1
 # below this part of DRAM's rate a kernel waits for something else
 _BOUND = 0.5
@@ -70,10 +70,8 @@ class Gain(NamedTuple):
         if apart <= _SAME:
             return "same"
         low, high = self.interval
-        if low <= 1 <= high:
+        if low <= 1 <= high or self.same_work or apart <= self.floor:
             return "unclear" if apart > _OPEN else "same"
-        if self.same_work or apart <= self.floor:
-            return "unclear"
         return "faster" if self.ratio > 1 else "slower"
 
     @property

@@ -114,7 +114,7 @@ def _busy(pair: Pair) -> str:
 def _load(pair: Pair) -> str:
     if pair.load is None:
         return ""
-    got = "" if pair.share is None else f", it got {pair.share:.0%} of its share"
+    got = "" if pair.share is None else f", the process got {pair.share:.0%} of them"
     return f" (load {pair.load[0]:.1f} on {pair.load[1]} cores{got})"
 
 
