@@ -238,8 +238,9 @@ def test_the_ladder_has_three_rungs() -> None:
 
 def test_a_ceiling_is_the_median_of_a_quiet_burst() -> None:
     quiet, faster, busy = (bench.probes.Burst(*pair) for pair in ((30, 0.9), (31, 1), (99, 0.5)))
-    assert quiet.better(faster) == faster.better(quiet) == faster
-    assert quiet.better(busy) == busy.better(quiet) == quiet
+    slower = bench.probes.Burst(20, 0.95)
+    assert bench.probes.believed([slower, faster, busy, quiet]) == quiet
+    assert bench.probes.believed([busy]) == busy
 
 
 def test_touch_is_timed_beside_the_kernel() -> None:
