@@ -168,8 +168,8 @@ def test_finding() -> None:
                         ("belady", 128, 0.4), ("lru", np.inf, 0.4), ("belady", np.inf, 0.4)]
     ]  # fmt: skip
     assert finding(pd.DataFrame(rows)) == (
-        "a cache without limit hits 40.0% of the prompt tokens; half of that takes LRU 128 tokens, "
-        "where the best that knows the future has 40.0%."
+        "a cache without limit hits 40.0% of the prompt tokens; half of that takes LRU at most 128 "
+        "tokens, where the best that knows the future has 40.0%."
     )
     assert finding(pd.DataFrame(rows[:2])) == ""
 

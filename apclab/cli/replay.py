@@ -128,6 +128,10 @@ def replay(
             progress=watching.progress,
         )  # fmt: skip
         stopped = watching.cancelled()
+    curve = None
+    if "lru" in set(table["policy"]):
+        curve = lru_curve(stream, order=order, last=last, drop_last_block=drop_last_block)
+    sentence = finding(table, curve, opened.unit)
     if json_lines:
         for row in table.to_dict("records"):
             print(json.dumps({name: _plain(value) for name, value in row.items()}), flush=True)
@@ -140,17 +144,14 @@ def replay(
             f"different blocks of {stream.block_size} {opened.unit} ({opened.format})",
             markup=False, soft_wrap=True,
         )  # fmt: skip
-        console.print(finding(table, opened.unit), markup=False, soft_wrap=True)
+        console.print(sentence, markup=False, soft_wrap=True)
     for line in opened.remarks():
         stderr().print(line, markup=False, soft_wrap=True)
     if html is not None and len(table):
         from apclab import figures
 
-        drawn = None
-        if "lru" in set(table["policy"]):
-            drawn = lru_curve(stream, order=order, last=last, drop_last_block=drop_last_block)
-        title = finding(table, opened.unit)
-        write_figure(figures.hit_rate(table, drawn, title=title, theme="light"), html)
+        title = f"{sentence} ({opened.path.name})"
+        write_figure(figures.hit_rate(table, curve, title=title, theme="light"), html)
     return 130 if stopped else 0
 
 

@@ -78,7 +78,8 @@ def dynamo(text: bytes, reading: Reading) -> tuple[TraceRequest, ...]:
     fields = parse_object(text)
     event = fields["event"] if isinstance(fields.get("event"), dict) else fields
     request = event.get("request")
-    replay = request.get("replay") if isinstance(request, dict) else None
+    request = request if isinstance(request, dict) else {}
+    replay = request.get("replay")
     if not isinstance(replay, dict):
         reading.notes["records without the blocks of a request, left out"] += 1
         return ()

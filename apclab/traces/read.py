@@ -181,7 +181,9 @@ class Trace:
         good.sort(key=lambda placed: placed[1].arrival_s)
         first_s = good[0][1].arrival_s if good and self.format in _ABSOLUTE else 0.0
         for where, request in good:
-            yield where, request._replace(arrival_s=request.arrival_s - first_s)
+            # a double holds Unix time to less than a microsecond
+            at = round(request.arrival_s - first_s, 6) if first_s else request.arrival_s
+            yield where, request._replace(arrival_s=at)
 
 
 def _bare(error: TraceError, file: Path) -> TraceError:

@@ -1,14 +1,11 @@
-"""A trace through prefix caches of every size: hit rate against capacity. No engine, no clock."""
+"""A stream of prompts through prefix caches of every size: hit rate against capacity."""
 
-from array import array
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from apclab.cache_sim import (
     NEVER,
@@ -19,97 +16,14 @@ from apclab.cache_sim import (
     lru_depths,
     needed_capacity,
 )
-from apclab.traces import Trace, TraceError, TraceRequest, read_trace
-
-Int64 = NDArray[np.int64]
+from apclab.replay.stream import Int64, Stream, stream_of
+from apclab.traces import Trace, read_trace
 
 POLICIES = ("lru", "fifo", "belady")
-RULES = ("tokens", "vllm")
 COLUMNS = (
     *("policy", "capacity_tokens", "capacity_blocks"),
     *("hit_rate", "eligible_hit_rate", "block_hit_rate", "request_hit_rate"),
 )
-# the stream itself, renamed, sorted, depths, trees and heaps of the caches: the most at a time
-ID_BYTES = 100
-MOST_BYTES = 2**33
-_LENGTHS_BLOCK = 16  # of a trace that names no blocks, where that is what is asked for
-
-
-@dataclass(frozen=True, eq=False)
-class Stream:
-    """The prompts of a trace as one stream of block ids.
-
-    Attributes:
-        ids: int64 [accesses].
-        starts: int64 [requests + 1].
-        input_lens: int64 [requests], tokens.
-        block_size: tokens of a block.
-    """
-
-    ids: Int64
-    starts: Int64
-    input_lens: Int64
-    block_size: int
-
-    @property
-    def distinct_blocks(self) -> int:
-        """Different ids: what a cache without limit holds in the end."""
-        return len(np.unique(self.ids))
-
-
-def stream_of(
-    requests: Iterable[TraceRequest],
-    block_size: int | None = None,
-    *,
-    rule: str = "tokens",
-    most_bytes: int = MOST_BYTES,
-    cancelled: Cancelled | None = None,
-) -> Stream:
-    """Collect the block ids of a trace's prompts.
-
-    Args:
-        requests: a trace, or requests.
-        block_size: tokens of a block; a trace knows its own.
-        rule: "tokens" counts a partial last block as the tokens it has, as trace tools do; "vllm"
-            leaves it out, and the block that holds the last token, too: vLLM computes that one.
-        most_bytes: memory that a replay of the stream may take.
-        cancelled: asked before each request; true stops.
-
-    Raises:
-        Stopped: it was cancelled.
-        TraceError: the trace is bad, names no blocks, or too many.
-        ValueError: another rule, or no block size.
-    """
-    if rule not in RULES:
-        raise ValueError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")
-    if isinstance(requests, Trace):
-        if requests.block_size is None and not requests.as_lengths:
-            raise TraceError(
-                f"{requests.path}: {requests.format} tells lengths only and names no blocks: no "
-                f"prefix is in it, so it has no hits to replay (--as-lengths, as_lengths=True, "
-                f"reads it with nothing shared)"
-            )
-        block_size = requests.block_size or _LENGTHS_BLOCK
-    if block_size is None or block_size < 1:
-        raise ValueError(f"block_size must be at least 1, got {block_size}")
-    ids, lens, counts = array("q"), array("q"), array("q")
-    for request in requests:
-        if cancelled and cancelled():
-            raise Stopped
-        used = len(request.hash_ids)
-        if rule == "vllm":
-            used = min(used, (request.input_len - 1) // block_size)
-        ids.extend(request.hash_ids[:used])
-        lens.append(request.input_len)
-        counts.append(used)
-        if len(ids) * ID_BYTES > most_bytes:
-            raise TraceError(
-                f"the first {len(lens):,} requests name {len(ids):,} blocks; a replay of them "
-                f"takes {len(ids) * ID_BYTES / 1e9:.2f} GB ({ID_BYTES} bytes each), "
-                f"{most_bytes / 1e9:.2f} may be taken: read fewer requests (limit, --limit)"
-            )
-    starts = np.concatenate([[0], np.cumsum(np.array(counts, np.int64))]).astype(np.int64)
-    return Stream(np.array(ids, np.int64), starts, np.array(lens, np.int64), block_size)
 
 
 def replay(
@@ -132,7 +46,7 @@ def replay(
     Args:
         trace: what `read_trace` returns, a stream, or a path.
         capacities: tokens, one named twice counts once; None takes the powers of two up to all that
-            the trace ever names.
+            the trace ever names, and the least with which LRU hits half of what can be hit.
         policies: some of POLICIES.
         order: which end of a request LRU touches first; see `lru_depths`. FIFO inserts head first.
         rule: what of a prompt can be hit; see `stream_of`. Ignored for a stream.
@@ -162,9 +76,11 @@ def replay(
     try:
         if not isinstance(trace, Stream):
             trace = stream_of(trace, rule=rule, cancelled=cancelled)
-        sizes = _sizes(trace, capacities)
         depths = lru_depths(trace.ids, trace.starts, order=order, cancelled=cancelled)
         needed = needed_capacity(depths, trace.starts)
+        if capacities is None:
+            capacities = _usual(trace, _curve(trace, needed, last, drop_last_block))
+        sizes = _sizes(trace, capacities)
         # what a cache without limit would hold: blocks that an earlier request has named
         eligible = _hits(trace, "lru", NEVER - 1, needed)
         asked = [(policy, *size) for policy in dict.fromkeys(policies) for size in sizes]
@@ -185,11 +101,20 @@ def replay(
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(kinds)
 
 
-def _sizes(stream: Stream, capacities: Sequence[int] | None) -> list[tuple[float, int]]:
+def _usual(stream: Stream, curve: pd.DataFrame) -> list[int]:
+    most = stream.distinct_blocks * stream.block_size
+    powers = [2**k for k in range(stream.block_size.bit_length(), most.bit_length() + 1)]
+    return sorted({*powers, *_half_way(curve)})
+
+
+def _half_way(curve: pd.DataFrame) -> list[int]:
+    """The least tokens with which LRU hits half of what a cache without limit does, if any."""
+    reached = curve[curve["hit_rate"] >= curve["hit_rate"].max() / 2]
+    return [int(tokens) for tokens in reached["capacity_tokens"][:1]]
+
+
+def _sizes(stream: Stream, capacities: Sequence[int]) -> list[tuple[float, int]]:
     """Tokens and blocks of each capacity, the last one without limit."""
-    if capacities is None:
-        most = stream.distinct_blocks * stream.block_size
-        capacities = [2**k for k in range(stream.block_size.bit_length(), most.bit_length() + 1)]
     capacities = list(dict.fromkeys(capacities))
     blocks = [min(int(tokens) // stream.block_size, NEVER - 1) for tokens in capacities]
     if blocks and min(blocks) < 1:
@@ -244,7 +169,11 @@ def lru_curve(
     Returns:
         capacity_tokens and hit_rate, both rising.
     """
-    needed = needed_capacity(lru_depths(stream.ids, stream.starts, order=order), stream.starts)
+    depths = lru_depths(stream.ids, stream.starts, order=order)
+    return _curve(stream, needed_capacity(depths, stream.starts), last, drop_last_block)
+
+
+def _curve(stream: Stream, needed: Int64, last: float, drop_last_block: bool) -> pd.DataFrame:
     if drop_last_block:
         # a block is used where the one behind it is found, too
         needed = np.append(needed[1:], NEVER)
@@ -263,11 +192,12 @@ def lru_curve(
     )
 
 
-def finding(table: pd.DataFrame, unit: str = "tokens") -> str:
+def finding(table: pd.DataFrame, curve: pd.DataFrame | None = None, unit: str = "tokens") -> str:
     """One sentence on what `replay` found, "" where there is nothing to say.
 
     Args:
         table: what `replay` returned.
+        curve: what `lru_curve` returned, for an exact capacity; None: of those in the table.
         unit: what the trace counts in, see `Trace.unit`.
     """
     limits = table[np.isinf(table["capacity_tokens"])]
@@ -275,12 +205,17 @@ def finding(table: pd.DataFrame, unit: str = "tokens") -> str:
         return ""
     most = float(limits["hit_rate"].max())
     text = f"a cache without limit hits {most:.1%} of the prompt {unit}"
-    sized = table[(table["policy"] == "lru") & np.isfinite(table["capacity_tokens"])]
-    enough = sized[sized["hit_rate"] >= most / 2]
-    if most == 0 or enough.empty:
+    if curve is not None:
+        enough = _half_way(curve)
+    else:
+        sized = table[(table["policy"] == "lru") & np.isfinite(table["capacity_tokens"])]
+        enough = sized[sized["hit_rate"] >= most / 2]["capacity_tokens"].nsmallest(1).tolist()
+    if most == 0 or not enough:
         return f"{text}."
-    tokens = float(enough["capacity_tokens"].min())
-    text += f"; half of that takes LRU {tokens:,.0f} {unit}"
+    tokens = enough[0]
+    text += (
+        f"; half of that takes LRU {'' if curve is not None else 'at most '}{tokens:,.0f} {unit}"
+    )
     there = table[table["capacity_tokens"] == tokens].set_index("policy")["hit_rate"]
     if "belady" in there:
         text += f", where the best that knows the future has {there['belady']:.1%}"
