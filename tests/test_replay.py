@@ -235,4 +235,112 @@ def test_the_command_says_what_is_wrong_in_one_line(
 def test_the_command_skips_and_counts(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace_file.write_text(trace_file.read_text() + "{\n")
     assert run(["replay", str(trace_file), "--policy", "lru", "--skip-bad"]) == 0
-    assert "1 bad lines skipped; the first: " in capsys.readouterr().err
+    assert "1 bad lines or files skipped; the first: " in capsys.readouterr().err
+
+
+def test_the_same_capacity_twice_counts_once(
+    trace_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    twice = ["--capacity", "1600"] * 2
+    assert run(["replay", str(trace_file), *twice, "--policy", "lru", "--policy", "lru"]) == 0
+    assert capsys.readouterr().out.count("1,600") == 1
+    table = replay(trace_file, capacities=[1600, 10**30], policies=["lru"])
+    assert table["hit_rate"].iloc[1] == table["hit_rate"].iloc[2]
+
+
+def test_what_is_wrong_is_found_before_the_trace_is_read(
+    trace_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = [
+        (["--model", "llama-13b", "--dtype", "x"], "dtype must be one of"),
+        (["--dtype", "float16"], "--dtype is of --model's KV cache"),
+        (["--of", "everything"], "--of must be one of tokens, eligible, blocks, requests"),
+        (["--prompts", "p.jsonl"], "a TRACE or --prompts, not both"),
+    ]
+    trace_file.write_text("not read")
+    for arguments, complaint in cases:
+        assert run(["replay", str(trace_file), *arguments]) == 2
+        (error,) = capsys.readouterr().err.splitlines()
+        assert complaint in error
+    assert run(["replay"]) == 2
+    assert "name a TRACE, or --prompts FILE" in capsys.readouterr().err
+
+
+def test_a_replay_that_is_stopped_at_once_is_an_empty_table(trace_file: Path) -> None:
+    table = replay(trace_file, cancelled=lambda: True)
+    assert table.empty
+    assert finding(table) == ""
+
+
+def test_eagle_and_what_could_be_hit() -> None:
+    """Two prompts of 4 blocks: the second finds 4, of which the last is computed anew."""
+    trace = [TraceRequest(float(i), 64, 1, (1, 2, 3, 4)) for i in range(2)]
+    stream = stream_of(trace, 16)
+    for drop, tokens in ((False, 64), (True, 48)):
+        table = replay(stream, policies=["lru"], capacities=[64], drop_last_block=drop)
+        assert table["hit_rate"].tolist() == [tokens / 128] * 2
+        assert table["eligible_hit_rate"].tolist() == [tokens / 64] * 2
+        curve = lru_curve(stream, drop_last_block=drop)
+        assert curve["hit_rate"].iloc[-1] == tokens / 128
+    nothing = replay(stream_of(trace[:1], 16), policies=["lru"], capacities=[])
+    assert nothing["eligible_hit_rate"].isna().all()
+
+
+def test_replay_with_eagle_is_what_the_pool_does() -> None:
+    """The rule "vllm" with the block dropped, against BlockPool's drop_last_block."""
+    pool = BlockPool(2000, drop_last_block=True)
+    trace = requests(80)
+    found = 0
+    for number, request in enumerate(trace):
+        keys = request.hash_ids[: request.input_len // 16]
+        pool.add_hashed_request(number, keys, request.input_len)
+        hit = pool.admit(number)
+        assert hit is not None
+        found += hit.num_tokens
+        pool.free(number)
+    stream = stream_of(trace, 16, rule="vllm")
+    table = replay(stream, policies=["lru"], capacities=[], drop_last_block=True)
+    assert table["hit_rate"].item() == pytest.approx(found / sum(r.input_len for r in trace))
+
+
+def test_the_sentence_names_the_exact_capacity() -> None:
+    stream = stream_of(requests(280), 16)
+    table, curve = replay(stream), lru_curve(stream)
+    half = curve[curve["hit_rate"] >= curve["hit_rate"].max() / 2]["capacity_tokens"].iloc[0]
+    assert half in set(table["capacity_tokens"])
+    assert half & (half - 1), "made so that no power of two is half way"
+    belady = table[(table["policy"] == "belady") & (table["capacity_tokens"] == half)]
+    assert finding(table, curve).endswith(
+        f"half of that takes LRU {half:,} tokens, where the best that knows the future has "
+        f"{belady['hit_rate'].item():.1%}."
+    )
+    assert "at most" in finding(replay(stream, capacities=[4096]))
+
+
+def test_a_replay_that_would_take_too_much_memory_is_refused_with_the_arithmetic() -> None:
+    many = (TraceRequest(0.0, 160, 1, tuple(range(10))) for _ in range(10**9))
+    with pytest.raises(TraceError, match=r"the first 84 requests name 840 blocks; .* \(120 bytes"):
+        stream_of(many, 16, most_bytes=100_000)
+
+
+def test_the_command_compares_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "prompts.jsonl"
+    rows = [[*range(160), 1000 + i] for i in range(4)]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert run(["replay", "--prompts", str(path), "--policy", "lru"]) == 0
+    out, err = capsys.readouterr()
+    assert f"hits {3 * 160 / (4 * 161):.1%} of the prompt tokens" in out
+    assert "bytes" not in out + err
+    path.write_text("".join(f"{json.dumps('x' * 160 + str(i))}\n" for i in range(4)))
+    assert run(["replay", "--prompts", str(path), "--policy", "lru"]) == 0
+    out, err = capsys.readouterr()
+    assert f"hits {3 * 160 / (4 * 161):.1%} of the prompt bytes" in out
+    assert "bytes of UTF-8 text stand in for tokens, no tokenizer ran: prompts: 4" in err
+
+
+def test_the_room_is_the_function_too(trace_file: Path) -> None:
+    import apclab
+
+    for _ in range(2):
+        # the import system has bound the name to the room, which type checkers know it as
+        assert len(getattr(apclab, "replay")(trace_file, policies=["lru"], capacities=[])) == 1  # noqa: B009

@@ -118,9 +118,11 @@ def replay(
         path, format=format_, block_size=block_size, skip_bad=skip_bad, limit=limit,
         as_lengths=as_lengths, most_bytes=room,
     )  # fmt: skip
-    # half a trace is no result: until it is read Ctrl-C ends the command
-    with stderr().status("reading the trace"):
-        stream = stream_of(opened, rule=rule, most_bytes=room)
+    try:
+        with stderr().status("reading the trace"):
+            stream = stream_of(opened, rule=rule, most_bytes=room)
+    except KeyboardInterrupt:  # half a trace is no result
+        raise CommandError(130, "stopped before the trace was read to its end") from None
     with watch("replaying; Ctrl-C stops and keeps what is done") as watching:
         table = run(
             stream, capacities=capacity or None, policies=policy or POLICIES, order=order,
@@ -129,7 +131,7 @@ def replay(
         )  # fmt: skip
         stopped = watching.cancelled()
     curve = None
-    if "lru" in set(table["policy"]):
+    if "lru" in set(table["policy"]) and not stopped:
         curve = lru_curve(stream, order=order, last=last, drop_last_block=drop_last_block)
     sentence = finding(table, curve, opened.unit)
     if json_lines:
@@ -139,7 +141,7 @@ def replay(
         _print(table, column, token_gb, opened.unit)
         console = stdout()
         console.print(
-            f"{opened.path.name}: {len(stream.input_lens):,} requests, "
+            f"{opened.path}: {len(stream.input_lens):,} requests, "
             f"{int(stream.input_lens.sum()):,} prompt {opened.unit}, {stream.distinct_blocks:,} "
             f"different blocks of {stream.block_size} {opened.unit} ({opened.format})",
             markup=False, soft_wrap=True,

@@ -8,8 +8,8 @@ import numpy as np
 from apclab.engine.request import Request
 from apclab.workload import Workload
 
-# of a request through a run and of a key of it, in the pool, too: Python objects, all held
-REQUEST_BYTES, KEY_BYTES = 1500, 60
+# of a request through a run, of a key of it, in the pool, too, and of a generated token: all held
+REQUEST_BYTES, KEY_BYTES, TOKEN_BYTES = 1500, 60, 8
 MOST_BYTES = 2**33
 
 
@@ -75,11 +75,13 @@ def trace_requests(
     held = 0
     for number, (name, request) in enumerate(requests, start=1):
         held += REQUEST_BYTES + KEY_BYTES * parts * len(request.hash_ids)
+        held += TOKEN_BYTES * request.output_len
         if held > most_bytes:
             raise ValueError(
-                f"{name}: the {number:,} requests up to here take {held / 1e9:.2f} GB "
-                f"({REQUEST_BYTES} bytes each and {KEY_BYTES} a block of {block_size}), "
-                f"{most_bytes / 1e9:.2f} may be taken: read fewer requests (limit, --limit)"
+                f"{name}: the {number:,} requests up to here take {held / 1e9:.3g} GB "
+                f"({REQUEST_BYTES} bytes each, {KEY_BYTES} a block of {block_size}, {TOKEN_BYTES} "
+                f"a generated token), "
+                f"{most_bytes / 1e9:.3g} may be taken: read fewer requests (limit, --limit)"
             )
         ids = request.hash_ids
         keys = ids if parts == 1 else [i * parts + part for i in ids for part in range(parts)]

@@ -14,7 +14,7 @@ Int64 = NDArray[np.int64]
 
 RULES = ("tokens", "vllm")
 # the stream itself, renamed, sorted, depths, trees and heaps of the caches: the most at a time
-ID_BYTES = 100
+ID_BYTES = 120
 MOST_BYTES = 2**33
 _LENGTHS_BLOCK = 16  # of a trace that names no blocks, where that is what is asked for
 
@@ -89,8 +89,8 @@ def stream_of(
         if len(ids) * ID_BYTES > most_bytes:
             raise TraceError(
                 f"the first {len(lens):,} requests name {len(ids):,} blocks; a replay of them "
-                f"takes {len(ids) * ID_BYTES / 1e9:.2f} GB ({ID_BYTES} bytes each), "
-                f"{most_bytes / 1e9:.2f} may be taken: read fewer requests (limit, --limit)"
+                f"takes {len(ids) * ID_BYTES / 1e9:.3g} GB ({ID_BYTES} bytes each), "
+                f"{most_bytes / 1e9:.3g} may be taken: read fewer requests (limit, --limit)"
             )
     starts = np.concatenate([[0], np.cumsum(np.array(counts, np.int64))]).astype(np.int64)
     return Stream(np.array(ids, np.int64), starts, np.array(lens, np.int64), block_size)

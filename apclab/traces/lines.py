@@ -4,6 +4,7 @@ import gzip
 import os
 import stat
 import tempfile
+import weakref
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,6 +52,7 @@ class Source:
                 raise TraceError(f"{path}: not a regular file{' or a pipe' if pipes else ''}")
             with path.open("rb", buffering=0) as pipe:
                 self._copy = _copied(pipe, path)
+            weakref.finalize(self, self._copy.close)
         except OSError as error:
             raise TraceError(f"{path}: {error.strerror or error}") from None
 

@@ -33,7 +33,7 @@ _ABSOLUTE = ("dynamo", "sglang", "tracelab")
 MOST_PROBLEMS = 20  # kept in words; the rest is counted
 MOST_BYTES = 2**32
 # of a request that is held, and of an id of it: the tuple, its place in the file, a Python integer
-REQUEST_BYTES, ID_BYTES = 450, 40
+REQUEST_BYTES, ID_BYTES = 450, 50
 
 _Found = tuple[str, TraceRequest | TraceError]
 
@@ -116,7 +116,9 @@ class Trace:
         """What the reader of a result should know of the last reading, a line each."""
         lines = [f"{note}: {count:,}" for note, count in self.notes.items()]
         if self.skipped:
-            lines.append(f"{self.skipped:,} bad lines skipped; the first: {self.problems[0]}")
+            lines.append(
+                f"{self.skipped:,} bad lines or files skipped; the first: {self.problems[0]}"
+            )
         return lines
 
     def _refuse(self, problem: str) -> None:
@@ -173,9 +175,9 @@ class Trace:
             held += REQUEST_BYTES + ID_BYTES * len(request.hash_ids)
             if held > self.most_bytes:
                 raise TraceError(
-                    f"{where}: the {len(good):,} requests up to here take {held / 1e9:.2f} GB "
+                    f"{where}: the {len(good):,} requests up to here take {held / 1e9:.3g} GB "
                     f"({REQUEST_BYTES} bytes each and {ID_BYTES} an id) of the "
-                    f"{self.most_bytes / 1e9:.2f} they may; all must be held, as they do not stand "
+                    f"{self.most_bytes / 1e9:.3g} they may; all must be held, as they do not stand "
                     f"there by arrival: give fewer of them"
                 )
         good.sort(key=lambda placed: placed[1].arrival_s)
