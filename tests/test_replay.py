@@ -344,3 +344,21 @@ def test_the_room_is_the_function_too(trace_file: Path) -> None:
     for _ in range(2):
         # the import system has bound the name to the room, which type checkers know it as
         assert len(getattr(apclab, "replay")(trace_file, policies=["lru"], capacities=[])) == 1  # noqa: B009
+
+
+def test_simulate_models_eagle_and_takes_lengths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Issue 4860's 100 prompts of 300: 18 shared blocks, of which EAGLE computes one anew."""
+    rates = []
+    for more in ([], ["--drop-last-block"]):
+        assert run(["simulate", "--json", *more]) == 0
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        rates.append(rows[-1]["hit_rate"])
+    assert rates == pytest.approx([99 * 288 / 30_000, 99 * 272 / 30_000])
+    path = tmp_path / "custom.jsonl"
+    path.write_text('{"prompt": "abc", "output_tokens": 3}\n')
+    assert run(["simulate", "--trace", str(path)]) == 2
+    assert "vLLM's custom dataset: text" in capsys.readouterr().err
+    assert run(["simulate", "--trace", str(path), "--as-lengths", "--json"]) == 0
+    assert "bytes of UTF-8 text stand in for tokens" in capsys.readouterr().err

@@ -6,6 +6,7 @@ Names and meanings of the fields: the sources that each reader's module names.
 import gzip
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -350,7 +351,7 @@ def test_lengths_have_no_prefix_and_say_so(
 
 
 def test_text_has_no_prefix_without_a_tokenizer(tmp_path: Path) -> None:
-    custom = written(tmp_path / "c.jsonl", {"prompt": "Grüße", "output_tokens": 12})
+    custom = written(tmp_path / "c.jsonl", {"prompt": "Grü\ud800", "output_tokens": 12})
     with pytest.raises(TraceError, match="vLLM's custom dataset: text, in which no prefix is"):
         read_trace(custom)
     trace = read_trace(custom, as_lengths=True)
@@ -408,3 +409,60 @@ def test_prompts_are_of_one_kind(tmp_path: Path) -> None:
         list(read_trace(written(tmp_path / "q", {"question": "?"}), format="prompts"))
     with pytest.raises(TraceError, match=":1: prompt must be a list, got int"):
         list(read_trace(written(tmp_path / "r", "3"), format="prompts"))
+
+
+SAMPLES: dict[str, list[object]] = {
+    "mooncake": [MOONCAKE, without("timestamp", created_time=2000, session_id="a")],
+    "bailian": [bailian(0, [1, 2]), bailian(1, [9, 2, 3])],
+    "azure": [LMM, "2025-01-01 00:00:00.5,2,1000,30", "2025-01-01 00:00:01.5,0,20,3"],
+    "kv-cache-tester": [session(100, 101, 110)],
+    "lengths": ["42,285", "19,82"],
+    "sglang": [{"input_tokens": [1, 2, 3], "output_tokens": [1], "ts": 7.5}],
+    "llmservingsim": [
+        {"input_toks": 2, "output_toks": 3, "arrival_time_ns": 5, "input_tok_ids": [1, 2]}
+    ],
+    "dynamo": [dynamo(1000, [1, 2])],
+    "tracelab": [round_of(0, "2026-08-25T00:00:01Z", 64, 16)],
+    "trie": [TRIE],
+    "burstgpt": [BURST, "5,a,1.5,ChatGPT,472,18,490,Conversation log"],
+    "vllm-custom": [{"prompt": "text", "output_tokens": 3}],
+    "prompts": [[1, 2, 3], {"messages": [{"role": "user", "content": [{"text": "x"}]}]}],
+}
+PIECES = [
+    b"", b'"', b"[", b"]", b"{", b"}", b",", b":", b"-", b"null", b"true", b"1e400", b"[[1]]",
+    b"{}", b"99999999999999999999999", b"-1", b"0.5", b'"\\ud800"', b"\xff", b"\x00", b"\n", b"1" * 400,
+]  # fmt: skip
+
+
+def test_every_format_is_mutated() -> None:
+    assert set(SAMPLES) == set(FORMATS)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_mutated_file_is_read_or_refused(tmp_path: Path, name: str) -> None:
+    """400 files each: a piece is put in the place of another, and nothing but TraceError comes."""
+    whole = written(tmp_path / "t", *SAMPLES[name]).read_bytes()
+    # so that a mutation finds a file that is good
+    assert list(read_trace(tmp_path / "t", format=name, skip_bad=name == "prompts"))
+    random = Random(name)
+    for number in range(400):
+        at = random.randrange(len(whole))
+        end = at + random.choice((0, 1, 1, 2, 5, 20))
+        problem = ""
+        (tmp_path / "m").write_bytes(whole[:at] + random.choice(PIECES) + whole[end:])
+        try:
+            found = read_trace(
+                tmp_path / "m", format=(name, "auto")[number % 2], skip_bad=number % 4 > 1,
+                as_lengths=number % 8 > 5,
+            )  # fmt: skip
+            for where, request in found.located():
+                assert where.startswith(str(tmp_path / "m"))
+                assert request.input_len >= 1
+                assert all(-(2**63) <= key < 2**63 for key in request.hash_ids)
+            assert all(len(line) < 500 for line in found.remarks())
+        except TraceError as error:
+            problem = str(error)
+        if problem:
+            assert problem.startswith(str(tmp_path / "m"))
+            assert problem.count(str(tmp_path / "m")) == 1
+            assert len(problem) < 600

@@ -30,6 +30,7 @@ def replay(
             "Bailian, SGLang's token_trace, LLMServingSim, Dynamo's request trace, TraceLab, trie, "
             "kv-cache-tester; or a folder of kv-cache-tester sessions. Of lengths only: Azure, "
             "BurstGPT, tables of two columns.",
+            metavar="TRACE",
             show_default=False,
         ),
     ] = None,
@@ -64,7 +65,11 @@ def replay(
         ),
     ] = "tokens",
     drop_last_block: Annotated[
-        bool, typer.Option(help="The last block of a hit is computed anew, as with EAGLE and MTP.")
+        bool,
+        typer.Option(
+            "--drop-last-block",
+            help="The last block of a hit is computed anew, as with EAGLE and MTP.",
+        ),
     ] = False,
     last: Annotated[
         float, typer.Option(help="Part of the requests that count; all of them warm the cache.")
@@ -89,7 +94,7 @@ def replay(
         int | None, typer.Option(help="Tokens of a block; default what the trace says.")
     ] = None,
     as_lengths: Annotated[
-        bool, typer.Option(help="Take the lengths alone: nothing is shared.")
+        bool, typer.Option("--as-lengths", help="Take the lengths alone: nothing is shared.")
     ] = False,
     limit: Annotated[int | None, typer.Option(help="Requests to read at most.")] = None,
     skip_bad: Annotated[

@@ -62,7 +62,12 @@ def simulate(
         bool, _asked("Take the trace's lengths alone: nothing is shared.", "--as-lengths")
     ] = False,
     drop_last_block: Annotated[
-        bool, _engine("The last block of a hit is computed anew, as with EAGLE and MTP (v1).")
+        bool,
+        typer.Option(
+            "--drop-last-block",
+            help="As with EAGLE and MTP, the last block of a hit is computed anew (v1).",
+            rich_help_panel="The engine",
+        ),
     ] = False,
     policy: Annotated[
         str, _engine("v1: mixed steps (vLLM 0.33); v0: prefill first (May 2024).")
@@ -119,6 +124,7 @@ def simulate(
             "policy": policy, "queue": queue, "max_num_seqs": max_num_seqs, "model": model,
             "device": device, "dtype": dtype, "block_size": size, "fixed_s": fixed_ms / 1e3,
             "max_num_batched_tokens": max_num_batched_tokens, "num_blocks": num_blocks,
+            "drop_last_block": drop_last_block or None,
         }  # fmt: skip
         others = {
             "--trace": trace, "--kv-gb": kv_gb, "--html": html, "--calibration": calibration,

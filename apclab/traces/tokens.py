@@ -69,7 +69,7 @@ def prompts(text: bytes, reading: Reading) -> tuple[TraceRequest]:
         raise TraceError(f"expected {reading.start} as above, got {kind}")
     if isinstance(found, str):
         reading.notes[BYTES] += 1
-        content, size = found.encode("utf-8", "surrogatepass"), reading.block_size
+        content, size = _bytes(found), reading.block_size
         ids = chain(content[at : at + size] for at in range(0, len(content), size))
         return (TraceRequest(0.0, _some(len(content), name), 0, ids),)
     input_len, ids = token_ids({name: found}, name, reading.block_size)
@@ -84,7 +84,12 @@ def vllm_custom(text: bytes, reading: Reading) -> tuple[TraceRequest]:
         raise TraceError(f"prompt must be a text, got {shown(prompt)}")
     reading.notes[BYTES] += 1
     output_len = whole(fields, "output_tokens", 0) if "output_tokens" in fields else 0
-    return (TraceRequest(0.0, _some(len(prompt.encode()), "prompt"), output_len),)
+    return (TraceRequest(0.0, _some(len(_bytes(prompt)), "prompt"), output_len),)
+
+
+def _bytes(text: str) -> bytes:
+    # JSON may hold half of a pair of surrogates
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _said(messages: Any) -> str:
