@@ -256,8 +256,13 @@ def test_what_is_wrong_is_found_before_the_trace_is_read(
         (["--dtype", "float16"], "--dtype is of --model's KV cache"),
         (["--of", "everything"], "--of must be one of tokens, eligible, blocks, requests"),
         (["--prompts", "p.jsonl"], "a TRACE or --prompts, not both"),
+        (["--policy", "lfu"], "policies must be some of lru, fifo, belady, got 'lfu'"),
+        (["--order", "tail"], "order must be one of leaf, head, got 'tail'"),
+        (["--last", "0"], "last must be above 0 and at most 1, got 0"),
+        (["--capacity", "15"], "capacities must hold a block of 16 tokens, got 15"),
     ]
-    trace_file.write_text("not read")
+    # its start says the block size, and the next line would be refused
+    trace_file.write_text(f"{trace_file.read_text().splitlines()[0]}\nnot read\n")
     for arguments, complaint in cases:
         assert run(["replay", str(trace_file), *arguments]) == 2
         (error,) = capsys.readouterr().err.splitlines()

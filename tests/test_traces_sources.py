@@ -228,6 +228,17 @@ def _open_files(pid: int) -> list[Path]:
     return found
 
 
+@pytest.mark.parametrize("sorts", [False, True])
+def test_a_reading_ends_when_somebody_asks(tmp_path: Path, sorts: bool) -> None:
+    write_trace(tmp_path / "t.jsonl", generate(50, input_len=100, block_size=16), 16)
+    trace = read_trace(tmp_path / "t.jsonl")
+    trace.sorts = sorts
+    trace.cancelled = iter([False] * 7 + [True] * 9).__next__
+    assert len(list(trace)) == 7
+    trace.cancelled = lambda: True
+    assert list(trace) == []
+
+
 def test_a_source_names_its_path_in_every_error(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=f"{tmp_path / 'none'}: No such file"):
         Source(tmp_path / "none")

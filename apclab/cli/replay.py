@@ -114,15 +114,18 @@ def replay(
     token_gb = _token_gb(model, dtype)
     check_outputs(save=None, html=html)
     # pandas and numba take their time to import, and bad arguments should fail before that
-    from apclab.replay import POLICIES, finding, lru_curve, stream_of
+    from apclab.replay import POLICIES, check_asked, finding, lru_curve, stream_of
     from apclab.replay import replay as run
     from apclab.traces import read_trace
 
+    policies = policy or POLICIES
+    check_asked(policies, order, last)
     room = memory_available() // 2
     opened = read_trace(
         path, format=format_, block_size=block_size, skip_bad=skip_bad, limit=limit,
         as_lengths=as_lengths, most_bytes=room,
     )  # fmt: skip
+    check_asked(policies, order, last, capacity or (), opened.block_size or 1)
     try:
         with stderr().status("reading the trace"):
             stream = stream_of(opened, rule=rule, most_bytes=room)
@@ -130,7 +133,7 @@ def replay(
         raise CommandError(130, "stopped before the trace was read to its end") from None
     with watch("replaying; Ctrl-C stops and keeps what is done") as watching:
         table = run(
-            stream, capacities=capacity or None, policies=policy or POLICIES, order=order,
+            stream, capacities=capacity or None, policies=policies, order=order,
             last=last, drop_last_block=drop_last_block, cancelled=watching.cancelled,
             progress=watching.progress,
         )  # fmt: skip
@@ -159,6 +162,8 @@ def replay(
 
         title = f"{sentence} ({opened.path.name})"
         write_figure(figures.hit_rate(table, curve, title=title, theme="light"), html)
+    if stopped:
+        stderr().print("stopped by Ctrl-C")
     return 130 if stopped else 0
 
 

@@ -157,6 +157,8 @@ def simulate(
             raise CommandError(2, problems[0] if problems else f"{calibration}: no calibration")
         rates = calibrated_rates(records, dtype, fixed_s=fixed_ms / 1e3)
     with watch("simulating; Ctrl-C stops and shows what is done") as watching:
+        if opened is not None:
+            opened.cancelled = watching.cancelled
         try:
             found = run_arms(
                 requests, shape, rates, config=config, dtype=dtype, block_size=size,

@@ -4,7 +4,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from apclab.replay.caches import COLUMNS, POLICIES, finding, lru_curve, replay
+from apclab.replay.caches import COLUMNS, POLICIES, check_asked, finding, lru_curve, replay
 from apclab.replay.stream import RULES, Stream, stream_of
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "POLICIES",
     "RULES",
     "Stream",
+    "check_asked",
     "finding",
     "lru_curve",
     "replay",

@@ -9,6 +9,7 @@ import pandas as pd
 
 from apclab.cache_sim import (
     NEVER,
+    ORDERS,
     Cancelled,
     Stopped,
     belady_hits,
@@ -66,10 +67,7 @@ def replay(
         TraceError: the trace is bad.
         ValueError: an argument is out of range.
     """
-    if unknown := set(policies) - set(POLICIES):
-        raise ValueError(f"policies must be some of {', '.join(POLICIES)}, got {min(unknown)!r}")
-    if not 0 < last <= 1:
-        raise ValueError(f"last must be above 0 and at most 1, got {last}")
+    check_asked(policies, order, last)
     if isinstance(trace, Path | str):
         trace = read_trace(trace)
     rows: list[dict[str, Any]] = []
@@ -80,6 +78,7 @@ def replay(
         needed = needed_capacity(depths, trace.starts)
         if capacities is None:
             capacities = _usual(trace, _curve(trace, needed, last, drop_last_block))
+        check_asked(policies, order, last, capacities, trace.block_size)
         sizes = _sizes(trace, capacities)
         # what a cache without limit would hold: blocks that an earlier request has named
         eligible = _hits(trace, "lru", NEVER - 1, needed)
@@ -101,6 +100,23 @@ def replay(
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(kinds)
 
 
+def check_asked(
+    policies: Sequence[str], order: str, last: float, capacities: Sequence[int] = (),
+    block_size: int = 1,
+) -> None:  # fmt: skip
+    """Raise ValueError for what `replay` would refuse, before a long trace is read."""
+    if unknown := set(policies) - set(POLICIES):
+        raise ValueError(f"policies must be some of {', '.join(POLICIES)}, got {min(unknown)!r}")
+    if order not in ORDERS:
+        raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
+    if not 0 < last <= 1:
+        raise ValueError(f"last must be above 0 and at most 1, got {last}")
+    if capacities and min(capacities) < block_size:
+        raise ValueError(
+            f"capacities must hold a block of {block_size} tokens, got {min(capacities)}"
+        )
+
+
 def _usual(stream: Stream, curve: pd.DataFrame) -> list[int]:
     most = stream.distinct_blocks * stream.block_size
     powers = [2**k for k in range(stream.block_size.bit_length(), most.bit_length() + 1)]
@@ -117,10 +133,6 @@ def _sizes(stream: Stream, capacities: Sequence[int]) -> list[tuple[float, int]]
     """Tokens and blocks of each capacity, the last one without limit."""
     capacities = list(dict.fromkeys(capacities))
     blocks = [min(int(tokens) // stream.block_size, NEVER - 1) for tokens in capacities]
-    if blocks and min(blocks) < 1:
-        raise ValueError(
-            f"capacities must hold a block of {stream.block_size} tokens, got {min(capacities)}"
-        )
     return [*zip(capacities, blocks, strict=True), (np.inf, NEVER - 1)]
 
 
@@ -213,9 +225,8 @@ def finding(table: pd.DataFrame, curve: pd.DataFrame | None = None, unit: str = 
     if most == 0 or not enough:
         return f"{text}."
     tokens = enough[0]
-    text += (
-        f"; half of that takes LRU {'' if curve is not None else 'at most '}{tokens:,.0f} {unit}"
-    )
+    about = "at most " if curve is None else ""
+    text += f"; half of that takes LRU {about}{tokens:,.0f} {unit}"
     there = table[table["capacity_tokens"] == tokens].set_index("policy")["hit_rate"]
     if "belady" in there:
         text += f", where the best that knows the future has {there['belady']:.1%}"

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 from apclab.traces import hashed, tables, tokens, turns
@@ -27,7 +28,7 @@ _LINES: dict[str, _Line] = {
     "prompts": tokens.prompts,
 }
 # told by session, or when a request has ended: they are sorted by arrival
-_HELD = ("dynamo", "sglang", "tracelab", "trie")
+_HELD = ("dynamo", "sglang", "tracelab", "trie", "kv-cache-tester")
 # times of the day, or since 1970
 _ABSOLUTE = ("dynamo", "sglang", "tracelab")
 MOST_PROBLEMS = 20  # kept in words; the rest is counted
@@ -55,6 +56,7 @@ class Trace:
         as_lengths: forget what prompts share.
         sorts: whether requests stand there in another order than they arrive in.
         most_bytes: memory that requests which are held may take.
+        cancelled: asked at each request that is read; once true, the reading ends.
         skipped: how many were left out in the last reading.
         problems: the first of them in words.
         notes: what to know of how it was read the last time, and how often that was so.
@@ -69,6 +71,7 @@ class Trace:
     as_lengths: bool = False
     sorts: bool = False
     most_bytes: int = MOST_BYTES
+    cancelled: Callable[[], bool] | None = None
     skipped: int = 0
     problems: list[str] = field(default_factory=list)
     notes: Counter[str] = field(default_factory=Counter)
@@ -109,7 +112,7 @@ class Trace:
             yield where, found._replace(hash_ids=()) if self.as_lengths else found
             if count == self.limit:
                 return
-        if not count:
+        if not count and not self._is_cancelled():
             raise TraceError(f"{self.path}: no request in it ({self.skipped} bad ones skipped)")
 
     def remarks(self) -> list[str]:
@@ -131,9 +134,14 @@ class Trace:
     def _found(self, reading: Reading) -> Iterator[_Found]:
         """Where, and the request or what is wrong with it, in order of arrival if that is ours."""
         if self.format == "kv-cache-tester":
-            return self._sorted(self._of_sessions(reading))
-        found = self._of_lines(reading)
+            found = self._of_sessions(reading)
+        else:
+            found = self._of_lines(reading)
+        found = takewhile(lambda _: not self._is_cancelled(), found)
         return self._sorted(found) if self.sorts else found
+
+    def _is_cancelled(self) -> bool:
+        return self.cancelled is not None and self.cancelled()
 
     def _of_lines(self, reading: Reading) -> Iterator[_Found]:
         parse = _LINES[self.format]

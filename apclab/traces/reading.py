@@ -14,14 +14,14 @@ class Reading:
     Attributes:
         block_size: tokens of a block.
         notes: what the reader should know of how it was read, and how often.
-        start: time of the first line, where a format tells the time of day.
+        first: what the first line said that the others are held to: a time, a header, a kind.
         last_s: arrival of the newest request of each session.
         talks: the newest prompt of each session, where a format tells what a turn keeps of it.
     """
 
     block_size: int
     notes: Counter[str] = field(default_factory=Counter)
-    start: Any = None
+    first: Any = None
     last_s: dict[str, float] = field(default_factory=dict)
     talks: dict[str, "Talk"] = field(default_factory=dict)
     fresh: Iterator[int] = field(default_factory=count)

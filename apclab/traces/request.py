@@ -115,9 +115,13 @@ def list_of(fields: dict[str, Any], name: str) -> list[Any]:
 def present(fields: dict[str, Any], name: str) -> Any:
     """The value under a name; TraceError if it is missing."""
     if name not in fields:
-        there = ", ".join(str(key)[:20] for key in list(fields)[:8]) or "nothing"
-        raise TraceError(f"{name} is missing; the object holds {there}")
+        raise TraceError(f"{name} is missing; the object holds {names_of(fields)}")
     return fields[name]
+
+
+def names_of(fields: dict[str, Any]) -> str:
+    """Names in an object, for a message."""
+    return ", ".join(str(key)[:20] for key in list(fields)[:8]) or "nothing"
 
 
 def shown(value: Any) -> str:

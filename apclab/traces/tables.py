@@ -28,8 +28,8 @@ def azure(text: bytes, reading: Reading) -> tuple[TraceRequest, ...]:
     if "NumImages" in row and (images := _count(row, "NumImages", 0)):
         reading.notes["images, of whose tokens the trace says nothing more"] += images
     counts = _count(row, "ContextTokens", 1), _count(row, "GeneratedTokens", 0)
-    reading.start = reading.start or time
-    return (TraceRequest((time - reading.start).total_seconds(), *counts),)
+    reading.first = reading.first or time
+    return (TraceRequest((time - reading.first).total_seconds(), *counts),)
 
 
 def moment(text: str, name: str) -> datetime:
@@ -49,9 +49,9 @@ def burstgpt(text: bytes, reading: Reading) -> tuple[TraceRequest, ...]:
     """A row of BurstGPT's CSV, in the order that its header names; times in seconds."""
     cells = _cells(text)
     if "Request tokens" in cells:
-        reading.start = cells
+        reading.first = cells
         return ()
-    names = reading.start
+    names = reading.first
     if not names or len(cells) != len(names):
         raise TraceError(f"expected the {len(names or ())} values of the header, got {len(cells)}")
     row = dict(zip(names, cells, strict=True))

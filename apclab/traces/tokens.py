@@ -12,6 +12,7 @@ from apclab.traces.request import (
     TraceError,
     TraceRequest,
     list_of,
+    names_of,
     parse_json,
     parse_object,
     seconds,
@@ -59,14 +60,14 @@ def prompts(text: bytes, reading: Reading) -> tuple[TraceRequest]:
         name = next((name for name in PROMPT_NAMES if name in found), "")
         if not name:
             known = ", ".join(PROMPT_NAMES)
-            raise TraceError(f"expected one of {known}, the object holds {_names(found)}")
+            raise TraceError(f"expected one of {known}, the object holds {names_of(found)}")
         found = found[name]
     if name == "messages":
         found = _said(found)
     kind = "text" if isinstance(found, str) else "token ids"
-    reading.start = reading.start or kind
-    if kind != reading.start:
-        raise TraceError(f"expected {reading.start} as above, got {kind}")
+    reading.first = reading.first or kind
+    if kind != reading.first:
+        raise TraceError(f"expected {reading.first} as above, got {kind}")
     if isinstance(found, str):
         reading.notes[BYTES] += 1
         content, size = _bytes(found), reading.block_size
@@ -113,7 +114,3 @@ def _agrees(fields: dict[str, Any], name: str, held: int) -> None:
 
 def _some(count: int, name: str) -> int:
     return whole({name: count}, name, 1)
-
-
-def _names(fields: dict[str, Any]) -> str:
-    return ", ".join(str(key)[:20] for key in list(fields)[:8]) or "nothing"
