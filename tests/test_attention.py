@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from apclab import attention
-from apclab.attention import Unavailable, paged_attention_decode, plan
+from apclab.attention import Launch, Unavailable, compare, paged_attention_decode, plan
 from apclab.attention import launch as launching
 from apclab.attention.tensors import as_numpy, as_torch
 from tests.kernel_cases import DTYPES, Case, assert_exact, truth_of
@@ -151,11 +152,14 @@ def test_cascade_is_exact_and_says_which_kernel_ran(dtype: str, backend: str) ->
     assert np.array_equal(got[0].view(np.uint8), launch.out.view(np.uint8))
 
 
-def test_the_paged_kernel_runs_where_cascade_has_nothing_to_gain_and_says_why() -> None:
+def test_cascade_is_what_runs_unless_rates_say_otherwise() -> None:
     alone = Case(seq_lens=(48, 33)).arrays()
     launch = plan(**alone, backend="cpu", cascade=True)
-    assert launch.ran == "paged"
-    assert launch.why.endswith("no two requests share a full block from their first token on")
+    assert launch.ran == "cascade", "a case is what it is called, also where nothing is shared"
+    assert launch.why == "no two requests share a full block from their first token on"
+    launch()
+    assert compare(launch, **alone).ok
+    assert plan(**alone, backend="cpu", cascade=True, rates=RATES).ran == "paged"
     shared = Case(seq_lens=(48, 33), shared_blocks=2).arrays()
     assert plan(**shared, backend="cpu", cascade=True, rates=RATES).ran == "cascade"
     slow = plan(**shared, backend="cpu", cascade=True, rates=RATES._replace(launch_s=1.0))
@@ -265,3 +269,55 @@ def test_triton_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
             plan(**arrays, backend="triton")
         assert attention.resolve("auto") == "cpu"
     assert attention.resolve("reference") == "reference"
+
+
+def long_step(tokens: int, heads: int) -> tuple[Launch, dict[str, Any]]:
+    """One request of many tokens and heads, launched."""
+    rng = np.random.default_rng(0)
+    shape = (tokens // 16, 16, heads, 64)
+    key_cache, value_cache = (rng.standard_normal(shape, np.float32) for _ in range(2))
+    arrays: dict[str, Any] = {
+        "query": rng.standard_normal((1, heads, 64), np.float32),
+        "key_cache": key_cache, "value_cache": value_cache,
+        "block_tables": np.arange(tokens // 16, dtype=np.int32)[None],
+        "seq_lens": np.array([tokens], np.int32),
+    }  # fmt: skip
+    launch = plan(**arrays, backend="cpu")
+    launch()
+    return launch, arrays
+
+
+def test_a_comparison_takes_what_one_head_needs() -> None:
+    tokens, heads = 8192, 32
+    launch, arrays = long_step(tokens, heads)
+    tracemalloc.start()
+    try:
+        assert compare(launch, **arrays, pairs=4).ok
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # keys and values of one head in float64, and of their blocks in float32; not of all heads
+    assert peak < tokens * 64 * (2 * 8 + 3 * 4) * 1.1 + 2**20 < arrays["key_cache"].nbytes
+
+
+def test_a_comparison_looks_up_before_each_pair() -> None:
+    launch, arrays = long_step(64, 8)
+    seen: list[int] = []
+
+    def look() -> None:
+        seen.append(1)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(launch, **arrays, look=look)
+    assert len(seen) == 3
+
+
+def test_no_compiler_no_cpu_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays: dict[str, Any] = Case(seq_lens=(33,)).arrays()
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    with pytest.raises(Unavailable, match="NUMBA_DISABLE_JIT forbids that; unset it"):
+        plan(**arrays, backend="cpu")
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "0")
+    plan(**arrays, backend="cpu")

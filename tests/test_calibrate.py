@@ -25,8 +25,8 @@ def _small_cache(monkeypatch: pytest.MonkeyPatch) -> Any:
     tiny = {"name": "test", "cores": 2, "l2_bytes": 2**18, "llc_bytes": 2**20, "llc_known": True}
     for module in (memory, buffers, bench.probes, bench.record):
         monkeypatch.setattr(module, "machine", lambda _kind: tiny)
-    monkeypatch.setattr(bench.probes, "_ladders", {})
-    monkeypatch.setattr(CALIBRATE, "_known", {})
+    monkeypatch.setattr(bench.probes, "_known", {})
+    monkeypatch.setattr(CALIBRATE, "_made", [])
     monkeypatch.setitem(product._SIZE, "cpu", 128)
     yield
     buffers.release()
@@ -39,7 +39,7 @@ def test_every_probe_leaves_a_valid_record(dtype: str) -> None:
     for record in records:
         validate(record)
         assert record["kind"] == "calibration"
-        assert len(record["device"]["ladder"]) == 3
+        assert record["device"]["ladder"]
         assert record["model"]["dtype"] == dtype
     by = {record["probe"]: record for record in records}
     # 304 tokens x 2 heads x 64 x K and V, 8 requests
@@ -55,13 +55,14 @@ def test_every_probe_leaves_a_valid_record(dtype: str) -> None:
     assert by["product"]["asked"]["dtype"] == "float32"
 
 
-def test_rates_are_measured_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    how = bench.how.How(backend="cpu", dtype="float32").resolved()
-    monkeypatch.setitem(CALIBRATE._BATCH_BYTES, "cpu", 2**20)
-    rates = bench.calibrate_rates(how, SMALL)
-    assert all(rate > 0 for rate in rates)
-    monkeypatch.setattr(CALIBRATE, "_measure", lambda *_: pytest.fail("measured again"))
-    assert bench.calibrate_rates(how, SMALL) is rates
+def test_all_probes_read_one_pool() -> None:
+    """One that grew under those that are bound would leave the first alive beside it."""
+    records = bench.calibrate(SMALL, **QUICK)
+    pools = [pool for key, pool in buffers._pools.items() if key == ("cpu", "bfloat16")]
+    assert len(pools) == 1
+    held = buffers.held_bytes("cpu")
+    assert held <= 4 * 2**20 * memory._MOST_COLD + 2**26
+    assert records
 
 
 def test_rates_take_the_values_of_the_records() -> None:

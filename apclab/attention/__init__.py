@@ -5,6 +5,7 @@ It holds no kernel and no clock. A backend that cannot run here is an error that
 
 from apclab_kernels.runs import Rates, find_runs
 
+from apclab.attention.cascade import advise
 from apclab.attention.compiled import compile_kernels
 from apclab.attention.interpreted import interpreter, plan_interpreted
 from apclab.attention.launch import (
@@ -15,6 +16,7 @@ from apclab.attention.launch import (
     Launch,
     Unavailable,
     dtype_of,
+    kernel_cache_note,
     kernel_sha256,
     require,
     resolve,
@@ -41,6 +43,7 @@ __all__ = [
     "Launch",
     "Rates",
     "Unavailable",
+    "advise",
     "as_torch",
     "compare",
     "compare_on_device",
@@ -48,6 +51,7 @@ __all__ = [
     "dtype_of",
     "find_runs",
     "interpreter",
+    "kernel_cache_note",
     "kernel_sha256",
     "paged_attention_decode",
     "paged_attention_prefill",

@@ -92,8 +92,17 @@ def require(backend: str) -> None:
     """
     if backend == "triton":
         _require_triton()
-    if backend == "cpu" and find_spec("numba") is None:
+    if backend == "cpu":
+        _require_numba()
+
+
+def _require_numba() -> None:
+    if find_spec("numba") is None:
         raise Unavailable("the cpu backend needs numba; install it with: pip install numba")
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+        raise Unavailable(
+            "the cpu backend compiles its kernels, and NUMBA_DISABLE_JIT forbids that; unset it"
+        )
 
 
 def _require_triton() -> None:
@@ -148,3 +157,12 @@ def kernel_sha256(backend: str, *, cascade: bool = False) -> str:
     names = sorted(_SOURCES[backend] + (_CASCADE_SOURCES[backend] if cascade else ()))
     text = b"".join((folder / f"{name}.py").read_bytes() for name in names)
     return hashlib.sha256(text).hexdigest()
+
+
+def kernel_cache_note(backend: str) -> str:
+    """What a user must know of where compiled kernels are kept; "" where that is as usual."""
+    if backend != "cpu":
+        return ""
+    from apclab_kernels import cpu_cache
+
+    return cpu_cache.CACHE_NOTE

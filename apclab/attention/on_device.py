@@ -4,6 +4,7 @@ The arithmetic and the bounds are those of `apclab_kernels.reference`, in torch;
 two together.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,6 +77,7 @@ def compare_on_device(
     scale: float | None = None,
     pairs: int | None = None,
     seed: int = 0,
+    look: Callable[[], None] | None = None,
 ) -> Comparison:
     """Compare what a launch has left in `out` with float64; arguments and result as in `compare`.
 
@@ -89,6 +91,7 @@ def compare_on_device(
         scale: as in `plan`.
         pairs: how many (request, head) pairs to draw; None compares everything.
         seed: of the draw.
+        look: called before each request; what it raises ends the comparison.
     """
     import torch
 
@@ -105,6 +108,8 @@ def compare_on_device(
     rounded *= 2 if interpreting() else 1
     most, worst = -1.0, Comparison(0.0, 1.0, "")
     for request in np.unique(chosen // num_heads).tolist():
+        if look is not None:
+            look()
         own = chosen[chosen // num_heads == request] % num_heads
         heads = torch.as_tensor(own, device=query.device)
         truth = attend(

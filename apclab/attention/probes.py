@@ -1,5 +1,6 @@
 """Launches that only read memory, and the comparison of a launch with the reference."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -119,6 +120,7 @@ def compare(
     seed: int = 0,
     layout: str | None = None,
     rounds_weights: bool | None = None,
+    look: Callable[[], None] | None = None,
 ) -> Comparison:
     """Compare what a launch has left in `out` with float64, element by element.
 
@@ -136,6 +138,7 @@ def compare(
         layout: of the caches given here; the launch's if None.
         rounds_weights: whether the kernel rounds softmax weights to the dtype before it multiplies
             them with the values; None knows it of our own kernels.
+        look: called before each pair; what it raises ends the comparison.
 
     Returns:
         The element whose error is the largest part of its bound. The bound is that of the kernel's
@@ -164,6 +167,8 @@ def compare(
     rounded *= 2 if interpreting() else 1
     worst = Comparison(0.0, 1.0, "")
     for request, head in zip(*np.divmod(chosen, num_heads), strict=True):
+        if look is not None:
+            look()
         one = slice(request, request + 1)
         keys, values, table = _of_pair(
             key_cache, value_cache, tables[request], int(lens[request]), axis, head // group
@@ -194,6 +199,7 @@ def _of_pair(
     """Blocks of one request and KV head in host memory, and the table that names them there."""
     block_size = key_cache.shape[3 - axis]
     used = table[: -(-seq_len // block_size)].tolist()
+    # the head first: a view, of which the blocks are then copied, not all heads of them
     head = (slice(None),) * axis + (slice(kv_head, kv_head + 1),)
-    keys, values = (to_host(cache[used][head]) for cache in (key_cache, value_cache))
+    keys, values = (to_host(cache[head][used]) for cache in (key_cache, value_cache))
     return keys, values, np.arange(max(1, len(used)), dtype=np.int32)[None]

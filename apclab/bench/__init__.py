@@ -5,7 +5,7 @@ No kernel and no clock lives here, no formula of a model.
 
 from apclab.bench.bound import WrongResult
 from apclab.bench.buffers import release
-from apclab.bench.calibrate import calibrate, calibrate_rates, rates_of
+from apclab.bench.calibrate import calibrate, rates_of
 from apclab.bench.compare import compare_decode, compare_tables, measure_touch
 from apclab.bench.correct import Check, check_kernel, checks
 from apclab.bench.here import cases_here, describe, device_answers, facts
@@ -13,7 +13,7 @@ from apclab.bench.how import How
 from apclab.bench.memory import OutOfMemory
 from apclab.bench.numbers import check_backends, run_backends, step_arrays
 from apclab.bench.once import PROFILED_CASES, launch_once
-from apclab.bench.probes import measure_ladder
+from apclab.bench.probes import Ladder, measure_ladder
 from apclab.bench.splits import compare_splits
 from apclab.bench.step import Step, decode_step, tables_step
 
@@ -21,11 +21,11 @@ __all__ = [
     "PROFILED_CASES",
     "Check",
     "How",
+    "Ladder",
     "OutOfMemory",
     "Step",
     "WrongResult",
     "calibrate",
-    "calibrate_rates",
     "cases_here",
     "check_backends",
     "check_kernel",

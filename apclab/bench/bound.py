@@ -9,7 +9,6 @@ import numpy as np
 from apclab.attention import (
     Comparison,
     Launch,
-    Rates,
     as_torch,
     compare,
     compare_on_device,
@@ -21,11 +20,15 @@ from apclab.attention import (
 )
 from apclab.bench.buffers import key_value_pool, scratch_buffer
 from apclab.bench.how import How
-from apclab.bench.memory import Plan, plan_memory
+from apclab.bench.memory import Plan, check_room, plan_memory, step_needs
+from apclab.bench.probes import Ladder, measure_ladder
 from apclab.bench.step import Step
 from apclab.blocks import BlockTable
 from apclab.clock import Replay, synchronize, wall_time
 from apclab.specs import ModelShape
+
+# seconds of the first launch of each kernel in this process
+_warm: dict[tuple[Any, ...], float] = {}
 
 
 class WrongResult(RuntimeError):  # noqa: N818 - says what happened
@@ -46,7 +49,7 @@ class Bound:
     keys: Any  # [layers, num_blocks, ...] in the layout
     values: Any
     launches: dict[str, list[Launch]]
-    # seconds of a case's first call: a kernel that is not in the cache is compiled then
+    # seconds of a case's first call of this process: a kernel that is not on disk is compiled then
     first_call_s: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -67,12 +70,13 @@ class Bound:
         """
         launch, table = self.launches[case][0], self.tables[case]
         launch.out[...] = float("nan")
-        self.first_call_s[case] = wall_time(lambda: self._finish(launch))
+        seconds = wall_time(lambda: self._finish(launch))
+        self.first_call_s[case] = _warm.get(_warm_key(case, self.model, self.how), seconds)
         # on a GPU in float64 on the device: it needs no bfloat16 of NumPy, and no copies
         held = compare_on_device if self.how.kind == "cuda" else compare
         found = held(
             launch, self.query, self.keys[0], self.values[0], table.block_tables, table.seq_lens,
-            pairs=self.how.pairs, seed=0,
+            pairs=self.how.pairs, seed=0, look=self.how.look,
         )  # fmt: skip
         if not found.ok:
             raise WrongResult(
@@ -114,39 +118,82 @@ class Bound:
         ]  # fmt: skip
 
 
-def check_room(num_blocks: int, model: ModelShape, how: How, block_size: int, asked: str) -> None:
-    """Refuse what cannot fit before even the requests are made; see `plan_memory`."""
-    block_bytes = model.token_bytes(how.dtype) * block_size
-    plan_memory(
-        num_blocks=num_blocks + 1, block_bytes=block_bytes, distinct_bytes=num_blocks * block_bytes,
-        other_bytes=0, l2=how.l2, limit=how.memory_limit, asked=asked, kind=how.kind,
+def warm_up(model: ModelShape, how: How) -> None:
+    """Launch each case's kernel on two short requests, once a process: that compiles it.
+
+    A compiler takes up to 200 MB. After this they are no longer at hand, so what is planned then
+    knows of them. On a GPU the compiler works for each shape anew, and in host memory.
+    """
+    if how.backend != "cpu" or all(_warm_key(case, model, how) in _warm for case in how.cases):
+        return
+    how.tell(0.0, "compiling kernels")
+    tables = np.array([[1, 2], [1, 3]], np.int32)
+    lens = np.full(2, 17, np.int32)
+    shape = [4, 16, model.num_kv_heads, model.head_size]
+    if how.layout == "HND":
+        shape[1], shape[2] = shape[2], shape[1]
+    cache = np.zeros(shape, dtype_of(how.dtype))
+    query = np.zeros((2, model.num_heads, model.head_size), cache.dtype)
+    for case in how.cases:
+        key = _warm_key(case, model, how)
+        if key not in _warm:
+            how.look()
+            launch = _plan(case, query, cache, cache, tables, lens, how)
+            _warm[key] = wall_time(launch)
+
+
+def _warm_key(case: str, model: ModelShape, how: How) -> tuple[Any, ...]:
+    return (case == "cascade", how.dtype, how.layout, model.head_size)
+
+
+def ready(step: Step, model: ModelShape, how: How) -> tuple[Bound, Ladder]:
+    """Everything untimed: compile, add up, read the machine's rates, plan, allocate, bind.
+
+    Args:
+        step: the block tables of its cases.
+        model: the shape.
+        how: resolved.
+
+    Raises:
+        Cancelled: the caller's `cancelled` said so.
+        OutOfMemory: it does not fit.
+    """
+    warm_up(model, how)
+    needs = step_needs(step, model, how)
+    ladder = ladder_of(how, check_room(needs, how))
+    return bind(step, model, how, plan_memory(needs, how, ladder.cold_bytes)), ladder
+
+
+def ladder_of(how: How, room: int) -> Ladder:
+    """The machine's read rates, as `measure_ladder` finds them for these settings."""
+    how.tell(0.0, "reading the machine's caches and memory")
+    return measure_ladder(kind=how.kind, threads=how.threads, room=room, cancelled=how.cancelled)
+
+
+def _plan(case: str, *arrays: Any) -> Launch:
+    *tensors, how = arrays
+    return plan(
+        *tensors, layout=how.layout, backend=how.backend, order=how.order,
+        cascade=case == "cascade",
     )  # fmt: skip
 
 
-def bind(step: Step, model: ModelShape, how: How, rates: Rates | None = None) -> Bound:
+def bind(step: Step, model: ModelShape, how: How, memory: Plan) -> Bound:
     """Allocate, fill and plan a step; nothing is timed.
 
     Args:
         step: the block tables of its cases.
         model: the shape.
         how: resolved.
-        rates: by which case cascade leaves out runs that do not pay; None takes all.
+        memory: from `plan_memory`.
 
     Raises:
         Cancelled: the caller's `cancelled` said so.
-        OutOfMemory: it does not fit.
     """
     threads = set_threads(how.threads) if how.kind == "cpu" else None
-    sharing, batch = step.shared.sharing(), len(step.shared.seq_lens)
-    num_blocks = sharing.table_entries + 1  # room for every entry's own block, and the null block
-    token_bytes = model.token_bytes(how.dtype)
-    query_bytes = batch * model.num_heads * model.head_size * 4
-    memory = plan_memory(
-        num_blocks=num_blocks, block_bytes=token_bytes * step.block_size,
-        distinct_bytes=sharing.distinct_bytes(token_bytes), other_bytes=4 * query_bytes,
-        l2=how.l2, limit=how.memory_limit,
-        asked=f"{batch} requests of {step.seq_len:.0f} tokens", kind=how.kind,
-    )  # fmt: skip
+    batch = len(step.shared.seq_lens)
+    # room for every entry's own block, and the null block
+    num_blocks = step.shared.sharing().table_entries + 1
     how.tell(0.0, "filling the KV pool")
     shape = [memory.layers, num_blocks, step.block_size, model.num_kv_heads, model.head_size]
     if how.layout == "HND":
@@ -174,21 +221,7 @@ def bind(step: Step, model: ModelShape, how: How, rates: Rates | None = None) ->
     else:
         query = query.astype(dtype_of(how.dtype))
     launches = {
-        case: [
-            plan(
-                query,
-                k,
-                v,
-                ids,
-                lens,
-                layout=how.layout,
-                backend=how.backend,
-                order=how.order,
-                cascade=case == "cascade",
-                rates=rates,
-            )
-            for k, v in zip(keys, values, strict=True)
-        ]
-        for case, (ids, lens) in arrays.items()
+        case: [_plan(case, query, k, v, *ids, how) for k, v in zip(keys, values, strict=True)]
+        for case, ids in arrays.items()
     }
     return Bound(step, model, how, threads, memory, tables, query, keys, values, launches)

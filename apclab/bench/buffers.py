@@ -23,12 +23,27 @@ _pools: dict[tuple[str, str], tuple[Any, Any]] = {}
 _scratch: dict[str, Any] = {}
 
 
-def held_bytes(kind: str) -> int:
-    """Bytes that earlier measurements of this process left allocated and the next one reuses."""
-    held = [array for (at, _), pair in _pools.items() if at == kind for array in pair]
-    if kind in _scratch:
-        held.append(_scratch[kind])
-    return sum(int(array.nbytes) for array in held)
+def held_bytes(kind: str, dtype: str | None = None, pool_bytes: int = 0) -> int:
+    """Bytes that earlier measurements of this process left, and a next one reuses or gives back.
+
+    Only true where nothing else holds them: who binds several steps takes the largest pool first.
+
+    Args:
+        kind: "cpu" or "cuda".
+        dtype: of the pool that is asked for next; one of another makes room. None: none is.
+        pool_bytes: keys and values that are asked for next; a larger pool stays as it is.
+    """
+    held = scratch_bytes(kind)
+    for (at, of), pair in _pools.items():
+        if at == kind and dtype is not None:
+            size = sum(int(array.nbytes) for array in pair)
+            held += min(size, pool_bytes) if of == dtype else size
+    return held
+
+
+def scratch_bytes(kind: str) -> int:
+    """Bytes of the scratch buffer as it is."""
+    return int(_scratch[kind].nbytes) if kind in _scratch else 0
 
 
 def release() -> None:

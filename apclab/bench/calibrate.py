@@ -7,30 +7,36 @@ that means for another step is predicted elsewhere: no model of a kernel lives h
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from apclab.attention import Comparison, Rates
-from apclab.bench.bound import Bound, bind
+from apclab.attention import Comparison, Rates, advise
+from apclab.bench.bound import Bound, bind, ladder_of, warm_up
+from apclab.bench.buffers import key_value_pool
 from apclab.bench.how import How
-from apclab.bench.probes import measure_ladder
+from apclab.bench.memory import check_room, plan_memory, room, step_needs
+from apclab.bench.probes import Ladder
 from apclab.bench.product import Product, plan_product
 from apclab.bench.record import model_of, stamp, timed
 from apclab.bench.step import Step, tables_step
 from apclab.blocks import BlockTable
-from apclab.clock import Cancelled, Replay, environment, event_time, interleave, memory_available
-from apclab.results import PROBES, Record
-from apclab.specs import ModelShape
+from apclab.clock import Cancelled, Replay, event_time, interleave
+from apclab.results import PROBES, Record, load, measured_dir
+from apclab.specs import DTYPE_BYTES, ModelShape
 from apclab.specs import model as model_named
 
 # the length of the step: 19 blocks of 16, as issue 4860 has
 SEQ_LEN = 304
 # K and V of the batch: far more than a fixed cost takes, little enough to be filled in a second
 _BATCH_BYTES = {"cpu": 400 * 10**6, "cuda": 1600 * 10**6}
-_BATCHES = (8, 1024)
+_BATCHES = 1024  # requests at most
 
-_known: dict[tuple[Any, ...], Rates] = {}
+# fields of a record's model that its rates depend on
+_SHAPE = ("num_heads", "num_kv_heads", "head_size", "dtype", "block_size", "layout")
+
+_made: list[Record] = []  # calibrations of this process
 
 
 class Probe(NamedTuple):
@@ -92,27 +98,6 @@ def calibrate(
     return _measure(shape, how, block_size, batch)
 
 
-def calibrate_rates(how: How, model: ModelShape, *, block_size: int = 16) -> Rates:
-    """The rates that the rule of the prefix-aware kernel asks for, measured once a process.
-
-    Call it before a step is bound: the probes use the same KV pool. `run_s` and `launch_s` are the
-    time of the kernel's smallest step, which is the least that one more launch costs.
-
-    Args:
-        how: resolved; backend, dtype, layout, order and threads count.
-        model: the shape.
-        block_size: tokens per block.
-
-    Raises:
-        Cancelled, OutOfMemory, WrongResult: as `calibrate`.
-    """
-    key = _key(how, model, block_size)
-    if key not in _known:
-        quick = replace(how, cases=("private", "shared"), l2="cold", budget_s=0.3, progress=None)
-        _measure(model, quick, block_size, None)
-    return _known[key]
-
-
 def rates_of(records: list[Record]) -> Rates:
     """The rates of one calibration's records; bytes and operations per second, seconds."""
     value = {record["probe"]: record["value"] for record in records}
@@ -122,19 +107,67 @@ def rates_of(records: list[Record]) -> Rates:
     )  # fmt: skip
 
 
-def _key(how: How, model: ModelShape, block_size: int) -> tuple[Any, ...]:
-    heads = (model.num_heads, model.num_kv_heads, model.head_size)
-    return (how.backend, how.dtype, how.layout, how.order, how.threads, block_size, *heads)
+def advice_of(bound: Bound, measured: Record) -> dict[str, Any] | None:
+    """What calibrated rates of this machine say of the prefix-aware kernel: a record's `advice`.
+
+    Args:
+        bound: the step.
+        measured: the record of a case of it.
+
+    Returns:
+        {"kernel": "paged" or "cascade", "saved_us", "basis"}; None where no calibration of this
+        device, backend, shape, dtype, layout and order is known, be it of this process or saved.
+    """
+    probes: dict[str, Record] = {}
+    for record in sorted([*_saved(), *_made], key=lambda record: str(record["created"])):
+        if _what(record) == _what(measured):
+            probes[record["probe"]] = record  # the latest
+    if probes.keys() != PROBES.keys():
+        return None
+    table = bound.tables[measured["case"]]
+    advice = advise(
+        bound.query, bound.keys[0], table.block_tables, table.seq_lens,
+        layout=bound.how.layout, rates=rates_of(list(probes.values())),
+    )  # fmt: skip
+    day = min(record["created"] for record in probes.values())[:10]
+    return {
+        "kernel": advice.kernel,
+        "saved_us": advice.saved_s * 1e6,
+        "basis": f"rates calibrated on {day}",
+    }
+
+
+@cache
+def _saved() -> list[Record]:
+    """Calibrations that are kept in the folder of measurements; read once a process."""
+    folder = measured_dir()
+    return load(folder, kind="calibration")[0] if folder.is_dir() else []
+
+
+def _what(record: Record) -> tuple[Any, ...]:
+    """What rates depend on."""
+    shape = tuple(record["model"][name] for name in _SHAPE)
+    return (record["device"]["name"], record["backend"], record["order"], record["threads"], *shape)
 
 
 def _measure(model: ModelShape, how: How, block_size: int, batch: int | None) -> list[Record]:
-    how.tell(0.0, "reading the machine's caches and memory")
-    ladder = measure_ladder(kind=how.kind, threads=how.threads, cancelled=how.cancelled)
+    warm_up(model, how)
     steps = _steps(_batch(model, how) if batch is None else batch, block_size)
+    needs = {name: step_needs(step, model, how) for name, (step, _, _) in steps.items()}
+    # the largest first: all probes read one pool, which must not grow under those that are bound
+    largest = max(needs.values(), key=lambda need: need.layer)
+    ladder = ladder_of(how, check_room(largest, how))
+    plans = {
+        name: plan_memory(needs[name], replace(how, l2=l2), ladder.cold_bytes)
+        for name, (_, _, l2) in steps.items()
+    }
+    elements = max(plan.pool_bytes for plan in plans.values()) // 2 // DTYPE_BYTES[how.dtype]
+    how.tell(0.0, "filling the KV pool")
+    key_value_pool(elements, how.dtype, how.kind, how.cancelled)
     probes: dict[str, Probe] = {}
     for name, (step, case, l2) in steps.items():
         how.tell(0.0, f"checking probe {name} against float64")
-        bound = bind(step, model, replace(how, cases=(case,), l2=l2, progress=None))
+        bound = bind(step, model, replace(how, cases=(case,), l2=l2, progress=None), plans[name])
         probes[name] = Probe(bound, case, bound.check(case))
     product = plan_product(how)
     how.tell(0.1, "timing")
@@ -147,18 +180,15 @@ def _measure(model: ModelShape, how: How, block_size: int, batch: int | None) ->
             record["notes"].append("stopped before its time")
         raise
     records = _records(probes, product, ladder, how, samples)
-    _known[_key(how, model, block_size)] = rates_of(records)
+    _made.extend(records)
     return records
 
 
 def _batch(model: ModelShape, how: How) -> int:
     of_request = SEQ_LEN * model.token_bytes(how.dtype)
-    wanted = min(_BATCH_BYTES[how.kind], memory_available(how.kind) // 4) // of_request
-    batch = max(_BATCHES[0], min(wanted, _BATCHES[1]))
-    if how.memory_limit is None:
-        return batch
-    # a caller's limit is for the probes, too; one request's room is left for the null block
-    return max(1, min(batch, how.memory_limit // of_request - 1))
+    # a third of the room for one layer: the rest is for what makes calls cold, and the check
+    wanted = min(_BATCH_BYTES[how.kind], room(how) // 3) // of_request
+    return max(1, min(wanted, _BATCHES))
 
 
 def _steps(batch: int, block_size: int) -> dict[str, tuple[Step, str, str]]:
@@ -213,14 +243,13 @@ def _timed(probes: Mapping[str, Probe], product: Product, how: How) -> dict[str,
 def _records(
     probes: Mapping[str, Probe],
     product: Product,
-    ladder: list[dict[str, Any]],
+    ladder: Ladder,
     how: How,
     samples: Mapping[str, list[float]],
 ) -> list[Record]:
     first = probes["distinct"].bound
     common = stamp(how, ladder) | {
         "kind": "calibration",
-        "environment": environment(how.kind),
         "model": model_of(first),
         "backend": how.backend,
         "order": how.order,
@@ -235,7 +264,8 @@ def _records(
         unit, seconds = PROBES[fields["probe"]], times["p50_us"] / 1e6
         amount = {"bytes/s": fields["logical_bytes"], "flop/s": fields["flops"], "s": seconds**2}
         value = {"value": amount[unit] / seconds, "unit": unit}
-        records.append(common | fields | times | value)
+        notes = {"notes": [*common["notes"], *fields["notes"]]}
+        records.append(common | fields | notes | times | value)
     return records
 
 

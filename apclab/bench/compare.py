@@ -5,16 +5,17 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from apclab.attention import Rates, find_runs, plan_stream
-from apclab.bench.bound import bind, check_room
+from apclab.attention import Comparison, plan_stream
+from apclab.bench.bound import Bound, ready, warm_up
 from apclab.bench.buffers import scratch_buffer
-from apclab.bench.calibrate import calibrate_rates
+from apclab.bench.calibrate import advice_of
 from apclab.bench.how import How
-from apclab.bench.probes import measure_ladder
+from apclab.bench.memory import asked_needs, check_room
+from apclab.bench.probes import Ladder
 from apclab.bench.record import make_records
 from apclab.bench.step import Step, blocks_of, decode_step, tables_step
 from apclab.blocks import BlockTable
-from apclab.clock import Cancelled, event_time, interleave
+from apclab.clock import Cancelled, CpuShare, event_time, interleave
 from apclab.results import Record
 from apclab.specs import ModelShape
 from apclab.specs import model as model_named
@@ -46,8 +47,8 @@ def compare_decode(
 
     The cases private and shared run the same machine code on the same pool, interleaved; only the
     values in the block tables differ. Cascade has the tables of shared and the kernel that reads
-    what requests share once for all of them; it does that where it pays by the rates of this
-    machine, measured before, and its record notes what was left to the paged kernel. Every case is
+    what requests share once for all of them; whether that pays is advice beside the measurement,
+    in its record's `advice` where rates of this machine were calibrated before. Every case is
     compared with the float64 reference before it is timed.
 
     Args:
@@ -62,7 +63,7 @@ def compare_decode(
         l2: "cold": a call finds nothing of its own in the caches; "warm": all that fits.
         step: which decode step, "first", "mid" or "last".
         budget_s: seconds of timing; at least five rounds are measured in any case.
-        memory_limit: bytes that the KV pools may take; None means 2 GiB, or one layer if larger.
+        memory_limit: bytes that all of it may take; None means 80 % of what is at hand.
         threads: of the CPU kernel; None means all.
         pairs: (request, head) pairs compared with the reference; None means all.
         cancelled: asked several times a second; true stops.
@@ -83,8 +84,14 @@ def compare_decode(
         cancelled, progress,
     ).resolved()  # fmt: skip
     shape = model_named(model) if isinstance(model, str) else model
-    num_blocks = blocks_of(workload.batch, workload.seq_len(step), block_size)
-    check_room(num_blocks, shape, how, block_size, f"{workload.batch} requests")
+    batch, seq_len = workload.batch, workload.seq_len(step)
+    needs = asked_needs(
+        blocks_of(batch, seq_len, block_size), batch, seq_len, shape, how, block_size
+    )
+    # before anything is compiled, and once more with what that leaves
+    check_room(needs, how)
+    warm_up(shape, how)
+    check_room(needs, how)
     return _measure(decode_step(workload, block_size=block_size, step=step), shape, how)
 
 
@@ -117,8 +124,9 @@ def measure_touch(step: Step, model: ModelShape, **how: Any) -> dict[str, dict[s
         Case -> {"decode": seconds, "touch": seconds, "stream_bytes_per_s": rates of a plain read}.
     """
     done = How(**{"cases": ("private", "shared"), **how}).resolved()
-    bound = bind(step, model, done)
-    read, size = plan_stream(scratch_buffer(2**29, cancelled=done.cancelled), 1)
+    bound, ladder = ready(step, model, done)
+    footprint = max(rung["footprint_bytes"] for rung in ladder.rungs)
+    read, size = plan_stream(scratch_buffer(footprint, cancelled=done.cancelled), 1)
     calls: dict[str, list[Callable[[], None]]] = {"stream": [read]}
     for case in bound.launches:
         calls[f"decode {case}"] = list(bound.launches[case])
@@ -137,39 +145,42 @@ def measure_touch(step: Step, model: ModelShape, **how: Any) -> dict[str, dict[s
     }
 
 
-def _rates(step: Step, model: ModelShape, how: How) -> Rates | None:
-    """The machine's rates, by which runs are chosen; None where there is nothing to choose."""
-    if "cascade" not in how.cases or how.backend == "reference":
-        return None
-    tables = step.shared
-    if not find_runs(tables.block_tables, tables.seq_lens, step.block_size).runs:
-        return None
-    return calibrate_rates(how, model, block_size=step.block_size)
-
-
 def _measure(step: Step, model: ModelShape, how: How) -> list[Record]:
-    def stopped() -> None:
-        if how.cancelled is not None and how.cancelled():
-            raise Cancelled("stopped before timing")
-
-    how.tell(0.0, "reading the machine's caches and memory")
-    ladder = measure_ladder(kind=how.kind, threads=how.threads, cancelled=how.cancelled)
-    bound = bind(step, model, how, _rates(step, model, how))
+    bound, ladder = ready(step, model, how)
     checks = {}
     for case in how.cases:
-        stopped()
+        how.look()
         how.tell(0.0, f"checking {case} against float64")
         checks[case] = bound.check(case)
     how.tell(0.05, "timing")
+    calls, cores = bound.timed(), CpuShare(bound.threads or 1)
     try:
-        samples = interleave(
-            bound.timed(), budget_s=how.budget_s, between=bound.between, cancelled=how.cancelled,
-            progress=lambda part: how.tell(0.05 + 0.95 * part, "timing"),
-            timer=event_time if how.kind == "cuda" else None,
-        )  # fmt: skip
+        with cores:
+            samples = interleave(
+                calls, budget_s=how.budget_s, between=bound.between, cancelled=how.cancelled,
+                progress=lambda part: how.tell(0.05 + 0.95 * part, "timing"),
+                timer=event_time if how.kind == "cuda" else None,
+            )  # fmt: skip
     except Cancelled as stop:
         if stop.samples and all(stop.samples.values()):
             bound.memory.notes.append("stopped before its time")
-            stop.records = make_records(bound, ladder, checks, stop.samples)
+            stop.records = _records(bound, ladder, checks, stop.samples, cores)
         raise
-    return make_records(bound, ladder, checks, samples)
+    return _records(bound, ladder, checks, samples, cores)
+
+
+def _records(
+    bound: Bound,
+    ladder: Ladder,
+    checks: dict[str, Comparison],
+    samples: dict[str, list[float]],
+    cores: CpuShare,
+) -> list[Record]:
+    records = make_records(bound, ladder, checks, samples)
+    for record in records:
+        # a neighbour that is busy shows here, and in no load average of a few seconds
+        if bound.how.kind == "cpu":
+            record["environment"]["cpu_share"] = cores.value
+        if record["case"] == "cascade" and (advice := advice_of(bound, record)):
+            record["advice"] = advice
+    return records

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from apclab.attention import BACKENDS, LAYOUTS, ORDERS, require, resolve, set_threads
+from apclab.clock import Cancelled
 from apclab.specs import DTYPE_BYTES
 
 CASES = ("private", "shared", "cascade")
@@ -72,6 +73,15 @@ class How:
             name: value for name, value in _AUTO.items() if getattr(self, name) == "auto"
         }
         return replace(self, cases=cases, backend=backend, **auto)
+
+    def look(self) -> None:
+        """Raise if the caller wants to stop.
+
+        Raises:
+            Cancelled: `cancelled` said so.
+        """
+        if self.cancelled is not None and self.cancelled():
+            raise Cancelled("stopped before timing")
 
     def tell(self, part: float, what: str) -> None:
         """Report progress, 0 to 1, with a word on what is going on."""

@@ -1,21 +1,50 @@
-"""Memory of a measurement: the arithmetic, before anything is allocated."""
+"""Memory of a measurement: one sum of everything that it takes, before anything is allocated."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from apclab.bench.buffers import held_bytes
+from apclab.bench.buffers import held_bytes, scratch_bytes
+from apclab.bench.how import How
+from apclab.bench.step import Step
 from apclab.clock import machine, memory_available, memory_words
+from apclab.specs import DTYPE_BYTES, ModelShape
 
-# what a caller who names no limit lets the K and V of one measurement take: more layers would fill
-# for seconds; with fewer, reading a scratch buffer makes the calls cold just as well
-POOL_BYTES = {"cpu": 2 * 2**30, "cuda": 16 * 2**30}
 # part of the memory at hand that a measurement may take: the rest is for the notebook and others
 _MEMORY_PART = 0.8
 # layers that calls cycle over at most: a tiny step would need 100,000 of them, each with its launch
 _MOST_LAYERS = 256
+# layers that together are larger than so many times what makes calls cold take longer to fill than
+# a scratch buffer, which does as well, takes to be read
+_MOST_COLD = 4
+# what the pool and the requests of a step take while its tables are made, by tracemalloc: 32 to 90
+# bytes a token, and up to 400 a block more where blocks are small
+_TOKEN_BYTES, _ENTRY_BYTES = 90, 400
 
 
 class OutOfMemory(MemoryError):  # noqa: N818 - named as users search for it
     """The measurement does not fit; the message holds the arithmetic."""
+
+
+class Needs(NamedTuple):
+    """What a step takes, whatever keeps its calls cold. Bytes."""
+
+    asked: str  # the step in words, for messages
+    num_blocks: int  # of one layer's pool
+    block_bytes: int  # K and V of one block
+    distinct_bytes: int  # that one call of the shared step reads
+    tables: int  # requests, the pool that makes the block tables, the tables
+    outputs: int  # queries, outputs and partial states of all cases
+    check: int  # keys and values of one head in float64, twice for what is made of them
+
+    @property
+    def layer(self) -> int:
+        """K and V of one layer."""
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def rest(self) -> int:
+        """Everything but K and V, and what makes calls cold."""
+        return self.tables + self.outputs + self.check
 
 
 @dataclass(frozen=True)
@@ -29,74 +58,127 @@ class Plan:
     notes: list[str]
 
 
-def plan_memory(
-    *,
-    num_blocks: int,
-    block_bytes: int,
-    distinct_bytes: int,
-    other_bytes: int,
-    l2: str,
-    limit: int | None,
-    asked: str,
-    kind: str = "cpu",
-) -> Plan:
-    """Choose layers and scratch buffer for a step, or refuse.
-
-    Cold calls cycle over ceil(4 x last-level cache / distinct bytes of the shared step) layers. If
-    the limit forbids that, a scratch buffer of twice the cache is read between calls; if memory
-    forbids even that, the calls are warm and the plan says so.
+def asked_needs(
+    entries: int, batch: int, longest: int, model: ModelShape, how: How, block_size: int
+) -> Needs:
+    """What a step may take at most, before its tables are made: no block is shared.
 
     Args:
-        num_blocks: blocks of one layer's pool.
-        block_bytes: K and V of one block.
-        distinct_bytes: distinct bytes that one call of the shared step reads.
-        other_bytes: query, output and check.
-        l2: "cold" or "warm", as asked.
-        limit: bytes that K and V may take; None means POOL_BYTES, and more for a single layer.
-        asked: the step in words, for the message.
-        kind: where it runs, "cpu" or "cuda".
+        entries: blocks that the requests name.
+        batch: requests.
+        longest: tokens of the longest request.
+        model: the shape.
+        how: resolved.
+        block_size: tokens per block.
+    """
+    itemsize = DTYPE_BYTES[how.dtype]
+    block_bytes = model.token_bytes(how.dtype) * block_size
+    # a float32 output or state of every query head; a kernel that splits sequences has no more
+    # states than four for each thread besides one a head, a cascade two runs and a tail
+    states = batch * model.num_heads + 4 * machine(how.kind)["cores"]
+    state = (model.head_size + 1) * 4
+    heads = model.num_kv_heads if how.backend == "reference" else 1
+    return Needs(
+        asked=f"{batch} requests of {longest} tokens",
+        num_blocks=entries + 1,  # and the null block
+        block_bytes=block_bytes,
+        distinct_bytes=entries * block_bytes,
+        tables=entries * (_ENTRY_BYTES + block_size * _TOKEN_BYTES),
+        outputs=states * state * (2 + 3 * len(how.cases)),
+        check=longest * model.head_size * heads * (2 * 8 + 3 * itemsize),
+    )
+
+
+def step_needs(step: Step, model: ModelShape, how: How) -> Needs:
+    """What a step takes whose tables are made; arguments as in `asked_needs`."""
+    sharing, lens = step.shared.sharing(), step.shared.seq_lens
+    needs = asked_needs(
+        sharing.table_entries, len(lens), int(lens.max()), model, how, step.block_size
+    )
+    asked = f"{len(lens)} requests of {step.seq_len:.0f} tokens"
+    distinct = sharing.distinct_bytes(model.token_bytes(how.dtype))
+    return needs._replace(asked=asked, distinct_bytes=distinct, tables=0)
+
+
+def at_hand(kind: str, dtype: str | None = None, pool_bytes: int = 0) -> int:
+    """Bytes that a measurement may take, with what an earlier one left; see `held_bytes`."""
+    return int(memory_available(kind) * _MEMORY_PART) + held_bytes(kind, dtype, pool_bytes)
+
+
+def room(how: How, pool_bytes: int = 0) -> int:
+    """Bytes that a measurement may take: of what is at hand, within the caller's limit."""
+    most = at_hand(how.kind, how.dtype, pool_bytes)
+    return most if how.memory_limit is None else min(most, how.memory_limit)
+
+
+def check_room(needs: Needs, how: How) -> int:
+    """Refuse what cannot fit.
+
+    Returns:
+        Bytes that are left beside one layer: for what makes calls cold.
 
     Raises:
-        OutOfMemory: one layer does not fit the memory at hand, or the caller's limit.
+        OutOfMemory: one layer and the rest do not fit the memory at hand, or the caller's limit.
     """
-    layer = num_blocks * block_bytes
-    at_hand = int(memory_available(kind) * _MEMORY_PART) + held_bytes(kind)
-    if layer + other_bytes > at_hand or (limit is not None and layer > limit):
-        room = (
-            f"the limit is {_mb(limit)}"
-            if limit is not None and layer > limit
-            else (
-                f"{_mb(at_hand)} may be used ({_MEMORY_PART:.0%} of what is {memory_words(kind)})"
-            )
-        )
-        raise OutOfMemory(
-            f"{asked}: {num_blocks:,} blocks x {block_bytes:,} bytes = {_mb(layer)} for K and V of "
-            f"one layer, {_mb(other_bytes)} for the rest, and {room}; "
-            f"take a smaller batch, shorter inputs or a model with fewer KV heads"
-        )
-    if l2 == "warm":
-        return Plan(1, layer, 0, "warm", [])
-    llc = machine(kind)["llc_bytes"]
-    wanted = max(2, -(-4 * llc // max(1, distinct_bytes)))
-    most = min(at_hand - other_bytes, POOL_BYTES[kind] if limit is None else limit)
-    if wanted <= _MOST_LAYERS and wanted * layer <= most:
-        return Plan(wanted, wanted * layer, 0, "cold", [])
-    scratch = 2 * llc
-    layers = max(
-        1, min(wanted, _MOST_LAYERS, (most - scratch) // layer if limit is None else most // layer)
+    may = room(how, needs.layer)
+    left = may - needs.layer - needs.rest
+    if left >= 0:
+        return left
+    words = (
+        f"the limit is {_mb(may)}"
+        if may == how.memory_limit
+        else f"{_mb(may)} may be used ({_MEMORY_PART:.0%} of what is {memory_words(how.kind)})"
     )
-    if layers * layer + scratch + other_bytes > at_hand:
-        layers = 1
-    if layer + scratch + other_bytes > at_hand:
-        return Plan(1, layer, 0, "warm", [
-            f"warm: neither {wanted} layers of {_mb(layer)} nor a scratch buffer of "
-            f"{_mb(scratch)} fits {_mb(at_hand)}",
-        ])  # fmt: skip
-    return Plan(layers, layers * layer, scratch, "cold", [
-        f"{layers} of {wanted} layers, so a scratch buffer of {_mb(scratch)} is read between calls",
-    ])  # fmt: skip
+    rest = {
+        "for the pool and its tables": needs.tables,
+        "for queries, outputs and states": needs.outputs,
+        "for the check in float64": needs.check,
+    }
+    said = "".join(f", {_mb(size)} {what}" for what, size in rest.items() if size >= 5e5)
+    raise OutOfMemory(
+        f"{needs.asked}: {needs.num_blocks:,} blocks x {needs.block_bytes:,} bytes = "
+        f"{_mb(needs.layer)} for K and V of one layer{said}, and {words}; "
+        f"take a smaller batch, shorter inputs or a model with fewer KV heads"
+    )
 
 
-def _mb(size: int | None) -> str:
-    size = size or 0
+def plan_memory(needs: Needs, how: How, cold_bytes: int | None) -> Plan:
+    """Choose layers and scratch buffer for a step, or refuse.
+
+    Cold calls cycle over so many layers that `cold_bytes` lie between two calls of one layer, or a
+    scratch buffer of that size is read between calls, whichever is filled sooner. Where neither
+    fits, the calls are warm and the plan says so.
+
+    Args:
+        needs: of the step.
+        how: resolved.
+        cold_bytes: reading so much leaves nothing of before in the caches; None where no such size
+            was found.
+
+    Raises:
+        OutOfMemory: as `check_room`.
+    """
+    left = check_room(needs, how)
+    one = Plan(1, needs.layer, 0, "warm", [])
+    if how.l2 == "warm":
+        return one
+    if cold_bytes is None:
+        why = f"warm: no read within {_mb(left)} was found to empty the caches"
+        return Plan(1, needs.layer, 0, "warm", [why])
+    wanted = max(2, -(-cold_bytes // max(1, needs.distinct_bytes)))
+    # what the ladder has read stays for the next measurement
+    most = min(left + needs.layer - scratch_bytes(how.kind), _MOST_COLD * cold_bytes)
+    if wanted <= _MOST_LAYERS and wanted * needs.layer <= most:
+        return Plan(wanted, wanted * needs.layer, 0, "cold", [])
+    if cold_bytes <= left:
+        note = f"a scratch buffer of {_mb(cold_bytes)} is read between calls"
+        return Plan(1, needs.layer, cold_bytes, "cold", [note])
+    why = (
+        f"warm: neither {wanted} layers of {_mb(needs.layer)} nor a scratch buffer of "
+        f"{_mb(cold_bytes)} fits {_mb(left + needs.layer)}"
+    )
+    return Plan(1, needs.layer, 0, "warm", [why])
+
+
+def _mb(size: int) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"

@@ -1,6 +1,6 @@
 """A step launched a few times without a clock, for a profiler that watches from outside."""
 
-from apclab.bench.bound import bind
+from apclab.bench.bound import ready
 from apclab.bench.how import How
 from apclab.bench.step import decode_step
 from apclab.clock import synchronize
@@ -26,7 +26,7 @@ def launch_once(workload: Workload, model: str, *, dtype: str = "bfloat16") -> N
     """
     # one layer and a scratch buffer: the fewest launches that are cold
     how = How(PROFILED_CASES, "triton", dtype, memory_limit=None).resolved()
-    bound = bind(decode_step(workload), model_named(model), how)
+    bound, _ = ready(decode_step(workload), model_named(model), how)
     for case in PROFILED_CASES:
         for launch in (bound.launches[case][0], bound.launches[case][-1]):
             if bound.between is not None:

@@ -1,101 +1,227 @@
-"""Read rates of this machine's caches and memory."""
+"""Read rates of this machine's caches and memory, and how much empties its caches: measured."""
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from apclab.attention import plan_stream, set_threads
 from apclab.bench.buffers import scratch_buffer
-from apclab.clock import Replay, event_time, interleave, machine, memory_available
+from apclab.bench.memory import at_hand
+from apclab.clock import CpuShare, Replay, event_time, interleave, machine
 
-Ladder = list[dict[str, Any]]
-
-_ladders: dict[tuple[str, int | None], Ladder] = {}
 # bytes that one timed call reads at least, so that starting it does not count
 _CALL_BYTES = {"cpu": 2**27, "cuda": 2**32}
+# the footprint grows by this until it is read at a steady rate: within 7 % of the one before
+_GROWTH, _STEADY = 1.5, 0.93
+# growth ends at so many last-level caches, wherever the rate is then
+_MOST_CACHES = 16
+# a read that should find nothing in the caches is not faster than DRAM by more than this
+_COLD = 1.25
+# a burst is quiet if the process got so much of its cores; with a busy neighbour it gets about half
+_QUIET = 0.85
+# of a busy machine no rate is believed: there so many last-level caches are taken to empty them
+_BUSY_CACHES = 4
+_ROUNDS = 7
+# bursts of a footprint that are kept: DRAM of a shared host gave 33 GB/s, and 57 minutes later
+_LATEST = 5
+
+
+class Burst(NamedTuple):
+    """Some calls in a row: their rate, and how much of its cores the process got."""
+
+    gb_per_s: float  # of the median call; where it is busy, of the fastest tenth
+    share: float  # see `CpuShare`; 1 on a GPU
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no other work took part of the machine."""
+        return self.share >= _QUIET
+
+
+def believed(bursts: Collection[Burst]) -> Burst:
+    """What several bursts of one footprint say: the median of the quiet ones.
+
+    That is neither the luckiest nor one that met a neighbour. Where none was quiet, the fastest.
+    """
+    quiet = sorted((burst for burst in bursts if burst.quiet), key=lambda b: b.gb_per_s)
+    return quiet[len(quiet) // 2] if quiet else max(bursts)
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """What this machine reads per second from each level, with all threads.
+
+    Attributes:
+        rungs: {"level", "footprint_bytes", "gb_per_s", "threads"} of L2, the last level and DRAM,
+            rates in 1e9 bytes per second, medians of a quiet burst. DRAM is missing where no
+            footprint was read at a steady rate: one that still falls is partly a cache's.
+        curve: [footprint in bytes, GB/s] of all that was read, small to large.
+        cold_bytes: reading so much leaves nothing of before in the caches; proven by a read after
+            it that is not faster than DRAM. None where no such size was found.
+        why: what is missing or doubtful, and why; "" if nothing.
+        share: least part of its cores that the process got for a rung.
+    """
+
+    rungs: list[dict[str, Any]]
+    curve: list[list[float]]
+    cold_bytes: int | None
+    why: str = ""
+    share: float = 1.0
+
+    @property
+    def dram_gb_per_s(self) -> float | None:
+        """The read rate of DRAM; None where it was not found."""
+        return next((r["gb_per_s"] for r in self.rungs if r["level"] == "DRAM"), None)
+
+
+@dataclass
+class _Known:
+    """What this process has found of a device: footprints by level, all bursts by footprint."""
+
+    footprints: dict[str, int]
+    bursts: dict[int, deque[Burst]] = field(default_factory=dict)
+    cold_bytes: int | None = None
+    why: str = ""
+    room: int = 0  # that it had
+    quiet: bool = True  # while it looked
+
+    def add(self, read: Mapping[int, Burst]) -> None:
+        """Keep what was read."""
+        for size, burst in read.items():
+            self.bursts.setdefault(size, deque(maxlen=_LATEST)).append(burst)
+
+
+_known: dict[tuple[str, int | None], _Known] = {}
 
 
 def measure_ladder(
     *,
     kind: str = "cpu",
     threads: int | None = None,
+    room: int | None = None,
     budget_s: float = 0.2,
     cancelled: Callable[[], bool] | None = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> Ladder:
     """Read rates of L2, last-level cache and DRAM with all threads.
 
-    The rates are ceilings, so each is that of the fastest call of this process: every measurement
-    reads again, since the first may have met a busy machine.
-
-    On a CPU the footprints are half of the L2s together, four times the L2s or a sixteenth of the
-    last level, and twice the last level (less where memory is short); on a GPU, whose last level is
-    the L2, half of it and eight times it.
+    DRAM's footprint is found, not assumed: from the last level's size on it grows by half until the
+    rate stays. That is done once a process, and again if the machine was busy; later calls read the
+    three footprints again. A ceiling is the median of a quiet burst of calls.
 
     Args:
         kind: "cpu" or "cuda".
         threads: of the CPU; None leaves them.
+        room: bytes that it may take; None means a part of what is at hand.
         budget_s: seconds of timing.
         cancelled: asked between calls.
         progress: told the part done and what is going on.
-
-    Returns:
-        [{"level", "footprint_bytes", "gb_per_s", "threads"}], rates in 1e9 bytes per second.
 
     Raises:
         Cancelled: `cancelled` said so.
     """
     count = set_threads(threads) if kind == "cpu" else None
-    rungs = _ladder(kind, count, budget_s, cancelled, progress)
-    known = _ladders.get((kind, count), rungs)
-    _ladders[kind, count] = [
-        max(pair, key=lambda rung: rung["gb_per_s"]) for pair in zip(known, rungs, strict=True)
-    ]
-    return _ladders[kind, count]
+    room = at_hand(kind) if room is None else room
+    read = partial(_read, kind=kind, cancelled=cancelled, budget_s=budget_s)
+    known = _known.get((kind, count))
+    too_little = known is not None and known.cold_bytes is None and room > _GROWTH * known.room
+    if known is None or not known.quiet or too_little:
+        known = _find(kind, count, room, read)
+        _known[kind, count] = known
+    told = partial(_tell, progress) if progress else None
+    sizes = {level: size for level, size in known.footprints.items() if size <= room}
+    known.add(read(set(sizes.values()), progress=told))
+    found = {level: believed(known.bursts[size]) for level, size in sizes.items()}
+    rungs = [
+        {"level": level, "footprint_bytes": sizes[level], "gb_per_s": burst.gb_per_s,
+         "threads": count}
+        for level, burst in found.items()
+    ]  # fmt: skip
+    curve = [[size, believed(bursts).gb_per_s] for size, bursts in sorted(known.bursts.items())]
+    share = min((burst.share for burst in found.values()), default=1.0)
+    why = known.why
+    if share < _QUIET:
+        why = (
+            f"{why + '; ' if why else ''}this machine was busy while its read rates were "
+            f"measured (the process got {share:.0%} of its cores), so they are too low"
+        )
+    return Ladder(rungs, curve, known.cold_bytes, why, share)
 
 
-def footprints(kind: str, threads: int | None) -> dict[str, int]:
-    """Level -> bytes that are read to find its rate; DRAM's is the largest."""
+def _find(
+    kind: str, threads: int | None, room: int, read: Callable[..., dict[int, Burst]]
+) -> _Known:
+    """Grow the footprint until the rate stays, and prove that reading it empties the caches."""
     device = machine(kind)
-    room = memory_available(kind) // 4
-    if kind == "cuda":
-        l2 = device["llc_bytes"]
-        return {"L2": l2 // 2, "DRAM": min(8 * l2, room)}
-    l2 = (threads or 1) * device["l2_bytes"]
     last = device["llc_bytes"]
-    return {"L2": l2 // 2, "L3": max(2 * l2, last // 16), "DRAM": min(2 * last, room)}
+    l2 = device["llc_bytes"] if kind == "cuda" else (threads or 1) * device["l2_bytes"]
+    levels = {"L2": l2 // 2} if kind == "cuda" else {"L2": l2 // 2, "L3": max(2 * l2, last // 16)}
+    known = _Known({level: size for level, size in levels.items() if size <= room}, room=room)
+    size, small = last, min(last // 2, *known.footprints.values(), last)
+    while (larger := int(_GROWTH * size) // 4096 * 4096) + small <= min(room, _MOST_CACHES * last):
+        bursts = read({size, larger})
+        known.add(bursts)
+        known.quiet &= bursts[larger].quiet
+        steady = bursts[larger].gb_per_s >= _STEADY * bursts[size].gb_per_s
+        if not known.quiet and size >= _BUSY_CACHES * last:
+            known.footprints["DRAM"] = larger
+            return replace(known, cold_bytes=larger)
+        if known.quiet and steady:
+            known.footprints["DRAM"] = larger
+            if _rate_after(kind, larger, small) <= _COLD * bursts[larger].gb_per_s:
+                return replace(known, cold_bytes=larger)
+        size = larger
+    if "DRAM" in known.footprints:
+        return replace(known, why=f"a read after {size / 1e6:.0f} MB was still served by caches")
+    words = f"at {size / 1e6:.0f} MB the rate still fell" if known.bursts else "no room to look"
+    return replace(known, why=f"no DRAM rate: {words}, {room / 1e6:.0f} MB may be read")
 
 
-def _ladder(
+def _read(
+    sizes: Collection[int],
+    *,
     kind: str,
-    threads: int | None,
     budget_s: float,
     cancelled: Callable[[], bool] | None,
-    progress: Callable[[float, str], None] | None,
-) -> Ladder:
-    sizes = footprints(kind, threads)
-    buffer = scratch_buffer(max(sizes.values()), kind, cancelled)
-    launches: dict[str, Callable[[], None]] = {}
-    read = {}
-    for level, footprint in sizes.items():
-        passes = max(1, _CALL_BYTES[kind] // footprint)
-        launch, read[level] = plan_stream(buffer[: footprint // 4], passes)
-        launches[level] = Replay([launch]) if kind == "cuda" else launch
-    told = partial(_tell, progress) if progress else None
+    progress: Callable[[float], None] | None = None,
+) -> dict[int, Burst]:
+    """Read some footprints, interleaved."""
+    if not sizes:
+        return {}
+    buffer = scratch_buffer(max(sizes), kind, cancelled)
+    launches: dict[str, list[Callable[[], None]]] = {}
+    amount = {}
+    for size in sorted(sizes):
+        launch, amount[size] = plan_stream(buffer[: size // 4], max(1, _CALL_BYTES[kind] // size))
+        launches[str(size)] = [Replay([launch]) if kind == "cuda" else launch]
+    with CpuShare(set_threads() if kind == "cpu" else 1) as cores:
+        samples = interleave(
+            launches, budget_s=budget_s, min_rounds=_ROUNDS, cancelled=cancelled,
+            progress=progress, timer=event_time if kind == "cuda" else None,
+        )  # fmt: skip
+    share = cores.value if kind == "cpu" and cores.value is not None else 1.0
+    made = {}
+    for size in amount:
+        seconds = float(np.percentile(samples[str(size)], 50 if share >= _QUIET else 10))
+        made[size] = Burst(amount[size] / seconds / 1e9, share)
+    return made
+
+
+def _rate_after(kind: str, scratch: int, size: int) -> float:
+    """GB/s of one read of a small footprint after a scratch buffer was read."""
+    buffer = scratch_buffer(scratch + size, kind)
+    empty, _ = plan_stream(buffer[: scratch // 4], 1)
+    launch, amount = plan_stream(buffer[scratch // 4 :], 1)
+    timed: Callable[[], None] = Replay([launch]) if kind == "cuda" else launch
     samples = interleave(
-        {level: [launch] for level, launch in launches.items()},
-        budget_s=budget_s, min_rounds=5, cancelled=cancelled, progress=told,
+        {"after": [timed]}, budget_s=0.0, min_rounds=_ROUNDS, between=lambda _launch: empty(),
         timer=event_time if kind == "cuda" else None,
     )  # fmt: skip
-    return [
-        {
-            "level": level,
-            "footprint_bytes": int(sizes[level]),
-            "gb_per_s": read[level] / min(times) / 1e9,
-            "threads": threads,
-        }
-        for level, times in samples.items()
-    ]
+    return float(amount / np.median(samples["after"]) / 1e9)
 
 
 def _tell(progress: Callable[[float, str], None], part: float) -> None:

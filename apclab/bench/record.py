@@ -6,22 +6,25 @@ from typing import Any
 import numpy as np
 
 import apclab
-from apclab.attention import Comparison, kernel_sha256
+from apclab.attention import Comparison, kernel_cache_note, kernel_sha256
 from apclab.bench.bound import Bound
 from apclab.bench.how import How
+from apclab.bench.probes import Ladder
 from apclab.clock import commit, environment, machine
 from apclab.results import SCHEMA, Record
 
 
 def make_records(
     bound: Bound,
-    ladder: list[dict[str, Any]],
+    ladder: Ladder,
     checks: dict[str, Comparison],
     samples: dict[str, list[float]],
 ) -> list[Record]:
     """One record a case, in the order of `samples` as asked for."""
-    common: Record = stamp(bound.how, ladder) | {
-        "environment": environment(bound.how.kind) | {"first_call_s": dict(bound.first_call_s)},
+    common: Record = stamp(bound.how, ladder)
+    common["environment"]["first_call_s"] = dict(bound.first_call_s)
+    common["notes"] += bound.memory.notes
+    common |= {
         "workload": _workload(bound),
         "model": model_of(bound),
         "backend": bound.how.backend,
@@ -34,13 +37,12 @@ def make_records(
         "layers": bound.memory.layers,
         "pool_bytes": bound.memory.pool_bytes,
         "threads": bound.threads,
-        "notes": list(bound.memory.notes),
     }
-    return [common | _case(bound, case, checks[case], samples[case]) for case in bound.how.cases]
+    return [_case(common, bound, case, checks[case], samples[case]) for case in bound.how.cases]
 
 
-def stamp(how: How, ladder: list[dict[str, Any]]) -> Record:
-    """The fields that say which package, commit, kernel and device, and when."""
+def stamp(how: How, ladder: Ladder) -> Record:
+    """The fields that say which package, commit, kernel and device, where, and when."""
     head, dirty = commit()
     device = machine(how.kind)
     return {
@@ -54,10 +56,14 @@ def stamp(how: How, ladder: list[dict[str, Any]]) -> Record:
             "name": device["name"],
             "kind": how.kind,
             "llc_bytes": device["llc_bytes"] if device["llc_known"] else None,
-            "dram_gb_per_s": next(r["gb_per_s"] for r in ladder if r["level"] == "DRAM"),
-            "dram_basis": "measured",
-            "ladder": ladder,
+            "dram_gb_per_s": ladder.dram_gb_per_s,
+            "dram_basis": "measured" if ladder.dram_gb_per_s is not None else None,
+            "ladder": ladder.rungs,
         },
+        # [bytes, GB/s] of plain reads, and what must be read to empty the caches
+        "environment": environment(how.kind)
+        | {"read_curve": ladder.curve, "cold_bytes": ladder.cold_bytes},
+        "notes": [note for note in (ladder.why, kernel_cache_note(how.backend)) if note],
     }
 
 
@@ -68,7 +74,9 @@ def timed(seconds: list[float]) -> Record:
     return {"samples_us": times.tolist(), "p20_us": p20, "p50_us": p50, "p80_us": p80}
 
 
-def _case(bound: Bound, case: str, check: Comparison, seconds: list[float]) -> Record:
+def _case(
+    common: Record, bound: Bound, case: str, check: Comparison, seconds: list[float]
+) -> Record:
     times = timed(seconds)
     sharing = bound.tables[case].sharing()
     token_bytes = bound.model.token_bytes(bound.how.dtype)
@@ -76,10 +84,10 @@ def _case(bound: Bound, case: str, check: Comparison, seconds: list[float]) -> R
     seed = bound.step.workload.seed if bound.step.workload else 0
     launch = bound.launches[case][0]
     digest = kernel_sha256(launch.backend, cascade=launch.ran == "cascade")
-    return {
+    return common | {
         "case": case,
         "kernel_sha256": digest,
-        "notes": [*bound.memory.notes, *([launch.why] if launch.why else [])],
+        "notes": [*common["notes"], *([launch.why] if launch.why else [])],
         "placement": {"kind": "permuted", "seed": seed, "num_blocks": bound.keys.shape[1]},
         **times,
         "logical_bytes": logical,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from apclab.attention import Unavailable, compare_on_device, plan_split
-from apclab.bench.bound import bind
+from apclab.bench.bound import ready
 from apclab.bench.how import How
 from apclab.bench.step import decode_step
 from apclab.clock import event_time, interleave
@@ -45,7 +45,7 @@ def compare_splits(
               cancelled=cancelled).resolved()  # fmt: skip
     if how.kind != "cuda":
         raise Unavailable("splits are compared on a GPU; the cpu kernel chooses them by threads")
-    bound = bind(decode_step(workload), model_named(model), how)
+    bound, _ = ready(decode_step(workload), model_named(model), how)
     table, rows, calls = bound.tables["shared"], [], {}
     for count in splits:
         launches = [

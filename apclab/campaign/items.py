@@ -26,7 +26,7 @@ def doctor(context: Context) -> None:
         kind=context.kind, budget_s=0.5, cancelled=context.cancelled, progress=context.tell
     )
     context.done += 1
-    context.send("row", {"ladder": ladder})
+    context.send("row", {"ladder": ladder.rungs, "curve": ladder.curve, "why": ladder.why})
 
 
 def correctness(context: Context) -> None:

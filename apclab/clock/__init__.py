@@ -12,10 +12,11 @@ from apclab.clock.machine import (
     memory_available,
     memory_words,
 )
-from apclab.clock.timing import Cancelled, interleave, wall_time
+from apclab.clock.timing import Cancelled, CpuShare, interleave, wall_time
 
 __all__ = [
     "Cancelled",
+    "CpuShare",
     "Replay",
     "commit",
     "cpu",

@@ -1,7 +1,8 @@
 """Repeated timing of launches, A B A B, so that a drifting machine drifts for both."""
 
 from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter
+from time import perf_counter, process_time
+from types import TracebackType
 from typing import Any
 
 
@@ -26,6 +27,31 @@ def wall_time(launch: Callable[[], None]) -> float:
     begin = perf_counter()
     launch()
     return perf_counter() - begin
+
+
+class CpuShare:
+    """How much of its cores a process got while something ran; below 1 where others had them.
+
+    Attributes:
+        value: CPU time of all threads / (time that passed x threads); None before the end.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self.value: float | None = None
+
+    def __enter__(self) -> "CpuShare":
+        self._wall, self._cpu = perf_counter(), process_time()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        wall = max(perf_counter() - self._wall, 1e-9)
+        self.value = (process_time() - self._cpu) / wall / self._threads
 
 
 def interleave(

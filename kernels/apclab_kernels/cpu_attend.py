@@ -7,6 +7,7 @@ row is loaded and widened once for them; what is left of a group goes one head a
 import numpy as np
 from numba import njit
 
+from apclab_kernels.cpu_cache import CACHED
 from apclab_kernels.cpu_element import CHUNK
 from apclab_kernels.cpu_tile import (
     FASTMATH,
@@ -24,7 +25,7 @@ from apclab_kernels.cpu_vector import WIDTH
 START = np.int64(0)  # typed, so that numba compiles the callees once
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def _score(k, rows, lens, ahead, heads, group, size, longest, q, s):
     """Scores of a bundle of requests: q -> s; see `attend`.
 
@@ -61,7 +62,7 @@ def _score(k, rows, lens, ahead, heads, group, size, longest, q, s):
                                 s[into] = x if done == 0 else s[into] + x
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def _weigh(v, rows, lens, ahead, heads, group, size, longest, s, acc):
     """Weighted sums of a bundle of requests: s -> acc; see `attend` and `_score`."""
     lo, hi, chunk = heads
@@ -92,7 +93,7 @@ def _weigh(v, rows, lens, ahead, heads, group, size, longest, s, acc):
                                 weigh(p, v, rows[row + j] + at, done, size, acc, m * size)
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def attend(k, v, rows, lens, head_stride, heads, group, size, longest, q, s, acc, lse, inverse):
     """A bundle of requests, KV heads lo to hi of each: q -> acc, lse and 1 / sum of weights.
 
@@ -108,7 +109,7 @@ def attend(k, v, rows, lens, head_stride, heads, group, size, longest, q, s, acc
     _weigh(v, rows, lens, head_stride, heads, group, size, longest, s, acc)
 
 
-@njit(cache=True)
+@njit(cache=CACHED)
 def aligned(n):
     """Room for n float32 from a cache line on: loads across two lines take twice as long."""
     room = np.empty(n + WIDTH, np.float32)

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit, prange
 
 from apclab_kernels import cpu_decode, cpu_merge
-from apclab_kernels.cpu_cache import drop_stale
+from apclab_kernels.cpu_cache import CACHED, drop_stale
 from apclab_kernels.cpu_element import bits
 from apclab_kernels.cpu_run import LANES, attend_run
 from apclab_kernels.cpu_tile import FASTMATH
@@ -23,7 +23,7 @@ from apclab_kernels.runs import Runs
 MOST_LANES = 512
 
 
-@njit(parallel=True, fastmath=FASTMATH, cache=True)
+@njit(parallel=True, fastmath=FASTMATH, cache=CACHED)
 def _attend_runs(
     query, k, v, requests, blocks, pieces, kv_heads, shape, scale, block_size, strides, states
 ):

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from apclab_kernels.cpu_cache import CACHED
 from apclab_kernels.reference import Int32
 
 # keys and values of one sequence that a head-ordered task keeps in hand: half of a 2 MiB L2
@@ -25,14 +26,14 @@ class Tasks(NamedTuple):
     parts: int = 1
 
 
-@njit(cache=True)
+@njit(cache=CACHED)
 def number_of_tasks(tasks, batch, kv_heads):
     """Tasks of a launch; see `Tasks`."""
     requests_per_task, heads_per_task, _ = tasks
     return -(-batch // requests_per_task) * -(-kv_heads // heads_per_task)
 
 
-@njit(cache=True)
+@njit(cache=CACHED)
 def task_range(task, tasks, batch, kv_heads):
     """Which requests and which KV heads a task has: first, last, lo, hi."""
     requests_per_task, heads_per_task, head_first = tasks

@@ -15,7 +15,7 @@ from numba import njit, prange
 
 from apclab_kernels import cpu_merge
 from apclab_kernels.cpu_attend import aligned, attend
-from apclab_kernels.cpu_cache import drop_stale
+from apclab_kernels.cpu_cache import CACHED, drop_stale
 from apclab_kernels.cpu_cut import Tasks, cut, number_of_tasks, split_tables, task_range
 from apclab_kernels.cpu_element import bits
 from apclab_kernels.cpu_tile import FASTMATH, LN_2, TILE, give_out, give_state, take_query
@@ -30,7 +30,7 @@ LOG2_E = float(np.log2(np.e))
 BUNDLE = 8
 
 
-@njit(cache=True)
+@njit(cache=CACHED)
 def row_starts(rows, i, table, n, block_size, strides):
     """rows[i + t] = index of token t's first element in a cache, head 0."""
     for b in range((n + block_size - 1) // block_size):
@@ -39,7 +39,7 @@ def row_starts(rows, i, table, n, block_size, strides):
             rows[i + t] = start + (t - b * block_size) * strides[1]
 
 
-@njit(parallel=True, fastmath=FASTMATH, cache=True)
+@njit(parallel=True, fastmath=FASTMATH, cache=CACHED)
 def _decode(
     query, k, v, tables, lens, out, lse, shape, scale, block_size, strides, tasks,
     acc_of, lse_of, slots,

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from apclab_kernels.cpu_cache import drop_stale
+from apclab_kernels.cpu_cache import CACHED, drop_stale
 from apclab_kernels.cpu_element import bits
 from apclab_kernels.cpu_tile import FASTMATH, LN_2, ONE, give_out
 from apclab_kernels.cpu_vector import WIDTH, fma, load, splat, store
@@ -39,7 +39,7 @@ def no_states(batch: int, num_heads: int, parts: int, head_size: int) -> States:
     )
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def merge_state(partial, partial_lse, at, parts, size, acc):
     """Merge the states at to at + parts of flat arrays into acc, float32 [size].
 
@@ -68,7 +68,7 @@ def merge_state(partial, partial_lse, at, parts, size, acc):
     return (top + np.log2(summed)) * LN_2, ONE / summed
 
 
-@njit(parallel=True, fastmath=FASTMATH, cache=True)
+@njit(parallel=True, fastmath=FASTMATH, cache=CACHED)
 def _merge(partial, partial_lse, out, lse, parts, size, tasks):
     for task in prange(tasks):
         acc = np.empty(size, np.float32)

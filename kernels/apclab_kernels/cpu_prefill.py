@@ -12,7 +12,7 @@ import numba
 import numpy as np
 from numba import njit, prange
 
-from apclab_kernels.cpu_cache import drop_stale
+from apclab_kernels.cpu_cache import CACHED, drop_stale
 from apclab_kernels.cpu_causal import (
     BLOCK,
     LANES,
@@ -47,7 +47,7 @@ LOWEST = np.float32(-np.inf)
 NOTHING = np.float32(0.0)
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def _widen_rows(cache, rows, at, size, padded, tile):
     """tile[t] = the cache's elements from rows[t] + at on, split into halves as queries are."""
     # asking for the next tile's rows ahead (llvm.prefetch) gained nothing: 6.4 ms in place of 6.5
@@ -62,7 +62,7 @@ def _widen_rows(cache, rows, at, size, padded, tile):
             tile[to + d] = widen(cache[row + d])
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def _soften(scores, lanes, count, clear, limits, top, total, factor):
     """Turn a tile's scores into weights; bring top and total of the lanes up to date.
 
@@ -99,7 +99,7 @@ def _soften(scores, lanes, count, clear, limits, top, total, factor):
         store(total, v, fma(load(total, v), rescale, sums))
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def _attend_tile(keys, values, size, padded, count, limits, q, acc, top, total, scores, factor):
     """One tile of keys and values for the LANES or fewer rows of q; brings acc up to date.
 
@@ -126,14 +126,14 @@ def _attend_tile(keys, values, size, padded, count, limits, q, acc, top, total, 
             )
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def _row_of(i, base, heads):
     """Index in [num_tokens, num_heads] of row i of a request and KV head, whose first is base."""
     num_heads, group = heads
     return base + (i // group) * num_heads + i % group
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def _take_queries(query, first, base, heads, count, size, padded, scale, lane_rows, q, lanes):
     """q[:, i] = scaled query of row first + i."""
     for i in range(count):
@@ -145,7 +145,7 @@ def _take_queries(query, first, base, heads, count, size, padded, scale, lane_ro
             transpose(lane_rows, v * padded + d, padded, q, d * lanes + v, lanes)
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def _give_rows(acc, lanes, count, top, total, first, base, heads, size, padded, lane_rows, out,
                lse):  # fmt: skip
     """Write rows first to first + count, the first lanes of acc, to out and lse."""
@@ -161,7 +161,7 @@ def _give_rows(acc, lanes, count, top, total, first, base, heads, size, padded, 
         )
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def _work(query, k, v, tables, lens, starts, out, lse, shape, scale, block_size, strides, tasks):
     """Tasks one after another, on one thread."""
     num_heads, size, group, deep = shape
@@ -216,7 +216,7 @@ def _work(query, k, v, tables, lens, starts, out, lse, shape, scale, block_size,
             )  # fmt: skip
 
 
-@njit(parallel=True, fastmath=FASTMATH, cache=True)
+@njit(parallel=True, fastmath=FASTMATH, cache=CACHED)
 def _prefill(query, k, v, tables, lens, starts, out, lse, shape, scale, block_size, strides,
              tasks, spans):  # fmt: skip
     for span in prange(spans.size - 1):

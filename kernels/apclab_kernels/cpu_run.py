@@ -8,6 +8,7 @@ weighted values, all in arrays of rows of 32 lanes that stay near.
 import numpy as np
 from numba import njit
 
+from apclab_kernels.cpu_cache import CACHED
 from apclab_kernels.cpu_product import (
     ROWS,
     add_product_1,
@@ -45,7 +46,7 @@ NOTHING = np.float32(-np.inf)
 LOWEST = np.float32(-3.0e38)
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def _take_tokens(k, v, blocks, first, last, block_size, strides, at, size, stride, keys, values):
     """Widen tokens first to last of one head: rows of `stride` in keys and values."""
     line = 64 // k.itemsize
@@ -62,7 +63,7 @@ def _take_tokens(k, v, blocks, first, last, block_size, strides, at, size, strid
         take_query(v, row, size, ONE, values, (t - first) * stride)
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def _scores(keys, queries, at, width, count, size, stride, s):
     """Write keys [count, size] @ queries [size, width] to s [count, width]."""
     for t in range(0, count, ROWS):
@@ -72,7 +73,7 @@ def _scores(keys, queries, at, width, count, size, stride, s):
             product_1(keys, t * stride, stride, STEP, queries, at, size, WIDTH, s, t * WIDTH)
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def _weigh_values(values, s, width, count, stride, acc, at):
     """Add values [count, stride], transposed, @ s [count, width] to acc [stride, width]."""
     for d in range(0, stride, ROWS):
@@ -84,7 +85,7 @@ def _weigh_values(values, s, width, count, stride, acc, at):
             add_product_1(values, d, STEP, stride, s, START, count, WIDTH, acc, to)
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def _weights(s, width, count, stride, tops, sums, lane, acc, at):
     """Turn base-2 scores s [count, width] into weights; tops, sums and acc move with the maximum.
 
@@ -120,7 +121,7 @@ def _weights(s, width, count, stride, tops, sums, lane, acc, at):
         store(sums, lane + w, add(summed, more))
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def attend_run(
     query, k, v, requests, blocks, lanes, head, shape, scale, block_size, strides, states, slot
 ):
@@ -180,7 +181,7 @@ def attend_run(
             _give_row(rows, i * stride, size, ONE / summed, acc_of, to * size)
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def _place(lane, count, stride):
     """Where lane's first element lies in arrays of rows of 32 lanes, and how wide its rows are.
 
@@ -191,7 +192,7 @@ def _place(lane, count, stride):
     return start * stride + lane % LANES, width
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def _give_row(rows, at, size, factor, out, to):
     whole = size - size % WIDTH
     for d in range(0, whole, WIDTH):

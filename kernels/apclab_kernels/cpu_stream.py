@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from apclab_kernels.cpu_cache import drop_stale
+from apclab_kernels.cpu_cache import CACHED, drop_stale
 from apclab_kernels.cpu_cut import cut, number_of_tasks, split_tables, task_range
 from apclab_kernels.cpu_decode import BUNDLE, row_starts, strides_of
 from apclab_kernels.cpu_tile import TILE
@@ -23,7 +23,7 @@ LINE = 64  # bytes of a cache line and of one vector
 Float32 = NDArray[np.float32]
 
 
-@njit(parallel=True, cache=True)
+@njit(parallel=True, cache=CACHED)
 def _stream(words, passes, parts, seen):
     share = words.size // parts // (TILE * WIDTH) * (TILE * WIDTH)
     for part in prange(parts):
@@ -60,7 +60,7 @@ def stream(arguments: tuple[Any, ...]) -> None:
     _stream(*arguments)
 
 
-@njit(cache=True, forceinline=True)
+@njit(cache=CACHED, forceinline=True)
 def _read_sized(cache, rows, t, at, size, seen):
     s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = zeros()
     for d in range(at, at + size, WIDTH):
@@ -76,7 +76,7 @@ def _read_sized(cache, rows, t, at, size, seen):
     store(seen, 0, xor(folded, load(seen, 0)))
 
 
-@njit(cache=True)
+@njit(cache=CACHED)
 def _read_rows(cache, rows, lens, head_stride, lo, hi, size, longest, seen):
     for t in range(0, lens.max(), TILE):
         for r in range(lens.size):
@@ -93,7 +93,7 @@ def _read_rows(cache, rows, lens, head_stride, lo, hi, size, longest, seen):
                             store(seen, 0, xor(load(cache, rows[row + j] + d), load(seen, 0)))
 
 
-@njit(parallel=True, cache=True)
+@njit(parallel=True, cache=CACHED)
 def _touch(k, v, tables, lens, kv_heads, size, block_size, strides, tasks, seen):
     longest = max(lens.max(), 1)
     for task in prange(number_of_tasks(tasks, lens.size, kv_heads)):

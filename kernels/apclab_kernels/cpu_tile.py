@@ -3,6 +3,7 @@
 import numpy as np
 from numba import njit
 
+from apclab_kernels.cpu_cache import CACHED
 from apclab_kernels.cpu_element import (
     CHUNK,
     high,
@@ -38,7 +39,7 @@ LN_2 = np.float32(np.log(2.0))
 TILE = 8  # rows side by side: eight streams of memory in flight
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def take_query(query, at, size, scale, q, i):
     """q[i : i + size] = scaled query[at : at + size], split into halves as rows of a cache are."""
     whole = size - size % CHUNK
@@ -49,7 +50,7 @@ def take_query(query, at, size, scale, q, i):
         q[i + d] = widen(query[at + d]) * scale
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def give_out(acc, i, size, factor, out, at):
     """out[at : at + size] = acc[i : i + size] * factor, its halves joined again."""
     whole = size - size % CHUNK
@@ -61,7 +62,7 @@ def give_out(acc, i, size, factor, out, at):
         out[at + d] = narrow(out, acc[i + d] * factor)
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def give_state(acc, i, size, lse, factor, states, at):
     """State number `at` of a flat array = acc[i : i + size] * factor, in the order it has.
 
@@ -76,7 +77,7 @@ def give_state(acc, i, size, lse, factor, states, at):
     return np.float32(-np.inf) if factor == np.float32(np.inf) else lse
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def dot(q, i, k, at, start, size):
     whole = size - size % CHUNK
     sums = zeros()
@@ -89,7 +90,7 @@ def dot(q, i, k, at, start, size):
     return result
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def weigh(p, v, at, start, size, acc, i):
     whole = size - size % CHUNK
     for d in range(start, whole, CHUNK):
@@ -99,7 +100,7 @@ def weigh(p, v, at, start, size, acc, i):
         acc[i + d] += p * widen(v[at + d])
 
 
-@njit(fastmath=FASTMATH, cache=True, forceinline=True)
+@njit(fastmath=FASTMATH, cache=CACHED, forceinline=True)
 def score_eight(q, i, k, rows, t, at, ahead, whole, scores, j):
     """scores[j : j + 8] = the dot products of q[i : i + whole] with rows t to t + 8 of k."""
     a0, a1 = number_at(rows, t) + at, number_at(rows, t + 1) + at
@@ -128,14 +129,14 @@ def score_eight(q, i, k, rows, t, at, ahead, whole, scores, j):
     store_totals(scores, j, 0, s0, s1, s2, s3, s4, s5, s6, s7)
 
 
-@njit(fastmath=FASTMATH, cache=True, forceinline=True)
+@njit(fastmath=FASTMATH, cache=CACHED, forceinline=True)
 def _score_heads(q, i, x0, x1, x2, x3, a, b, c, e):
     """Four dot products of one head go on: a, b, c, e += q[i : i + 16] * x0, x1, x2, x3."""
     y = load(q, i)
     return fma(y, x0, a), fma(y, x1, b), fma(y, x2, c), fma(y, x3, e)
 
 
-@njit(fastmath=FASTMATH, cache=True, forceinline=True)
+@njit(fastmath=FASTMATH, cache=CACHED, forceinline=True)
 def score_four(q, i, k, rows, t, at, ahead, whole, size, scores, j, longest):
     """Scores of four query heads with rows t to t + 4 of k, each row loaded and widened once."""
     a0, a1 = number_at(rows, t) + at, number_at(rows, t + 1) + at
@@ -164,7 +165,7 @@ def score_four(q, i, k, rows, t, at, ahead, whole, size, scores, j, longest):
     store_totals(scores, j, longest, p0, p1, p2, p3, r0, r1, r2, r3, s0, s1, s2, s3, u0, u1, u2, u3)
 
 
-@njit(fastmath=FASTMATH, cache=True, forceinline=True)
+@njit(fastmath=FASTMATH, cache=CACHED, forceinline=True)
 def weigh_eight(p, j, v, rows, t, at, ahead, whole, acc, i):
     """acc[i : i + whole] += p[j : j + 8] @ rows t to t + 8 of v."""
     a0, a1 = number_at(rows, t) + at, number_at(rows, t + 1) + at
@@ -197,7 +198,7 @@ def weigh_eight(p, j, v, rows, t, at, ahead, whole, acc, i):
         store(acc, i + d + WIDTH, y)
 
 
-@njit(fastmath=FASTMATH, cache=True, forceinline=True)
+@njit(fastmath=FASTMATH, cache=CACHED, forceinline=True)
 def _weigh_heads(p, j, longest, v, a, sums):
     """One row of v goes into the sums of four heads, a half of 32 elements each in x and y."""
     x0, y0, x1, y1, x2, y2, x3, y3 = sums
@@ -210,7 +211,7 @@ def _weigh_heads(p, j, longest, v, a, sums):
     )  # fmt: skip
 
 
-@njit(fastmath=FASTMATH, cache=True, forceinline=True)
+@njit(fastmath=FASTMATH, cache=CACHED, forceinline=True)
 def weigh_four(p, j, longest, v, rows, t, at, ahead, whole, size, acc, i):
     """As `weigh_eight` for four query heads, each row loaded and widened once."""
     a0, a1 = number_at(rows, t) + at, number_at(rows, t + 1) + at
@@ -250,7 +251,7 @@ def weigh_four(p, j, longest, v, rows, t, at, ahead, whole, size, acc, i):
         store(acc, e + 3 * size, sums[7])
 
 
-@njit(fastmath=FASTMATH, cache=True)
+@njit(fastmath=FASTMATH, cache=CACHED)
 def weights_of(scores, i, n):
     """Turn n base-2 scores from i on into weights, in place.
 

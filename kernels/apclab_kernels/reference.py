@@ -73,14 +73,15 @@ def paged_attention_decode(
         group = num_heads // k.shape[1]
         q = query[r].astype(np.float64).reshape(-1, group, head_size) * scale
         scores = np.einsum("hgd,thd->hgt", q, k)
-        sizes = np.einsum("hgd,thd->hgt", np.abs(q), np.abs(k)).max(-1, keepdims=True)
+        # in place: of a long sequence each copy counts
+        sizes = np.einsum("hgd,thd->hgt", np.abs(q), np.abs(k, out=k)).max(-1, keepdims=True)
         top = scores.max(-1, keepdims=True)
         weights = np.exp(scores - top)
         total = weights.sum(-1, keepdims=True)
         weights /= total
         relative = relative_bound(sizes, n, head_size)  # [kv_heads, group, 1]
         out[r] = np.einsum("hgt,thd->hgd", weights, v).reshape(num_heads, head_size)
-        absolute = np.einsum("hgt,thd->hgd", weights, np.abs(v))
+        absolute = np.einsum("hgt,thd->hgd", weights, np.abs(v, out=v))
         spread[r] = absolute.reshape(num_heads, head_size)
         out_bound[r] = (absolute * relative).reshape(num_heads, head_size)
         lse[r] = (top + np.log(total)).reshape(num_heads)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -17,7 +16,7 @@ from apclab.engine.intake import trace_requests, workload_requests
 from apclab.replay import Stream, lru_curve, stream_of
 from apclab.traces import Trace, read_trace
 from apclab.workload import Workload
-from tests.marks.conftest import Mark
+from tests.marks.conftest import Mark, Measured, measured
 from tests.marks.test_pool import NOMINAL_NS, calibration_ns, quiet
 
 CONVERSATION = (
@@ -46,13 +45,13 @@ def on_nominal(act: Callable[[], object]) -> float:
 def test_engine(mark: Mark) -> None:
     workload = Workload(200, 300, 200, primed=False)
 
-    def million_request_steps_per_s() -> float:
+    def million_request_steps_per_s() -> Measured:
         rates = []
         for _ in range(5):
             requests, pool = workload_requests(workload), BlockPool(8001)
             seconds = on_nominal(lambda r=requests, p=pool: run(r, EngineConfig(), p, cost))  # type: ignore[misc]
             rates.append(200 * 200 / seconds / 1e6)
-        return median(rates)
+        return measured(rates)
 
     mark("engine, decode", million_request_steps_per_s, 0.5, "M request-steps/s")
 
@@ -68,8 +67,11 @@ def conversation() -> tuple[Trace, Stream]:
 def test_lru_curve(mark: Mark) -> None:
     _, stream = conversation()
     lru_curve(stream)  # compiles
-    mark("Mooncake conversation, whole LRU curve", lambda: on_nominal(lambda: lru_curve(stream)),
-         1.0, "s", most=True)  # fmt: skip
+
+    def curve() -> Measured:
+        return measured([on_nominal(lambda: lru_curve(stream)) for _ in range(5)])
+
+    mark("Mooncake conversation, whole LRU curve", curve, 1.0, "s", most=True)
 
 
 @pytest.mark.mark
@@ -77,10 +79,11 @@ def test_lru_curve(mark: Mark) -> None:
 def test_engine_on_a_trace(mark: Mark) -> None:
     trace, _ = conversation()
 
-    def seconds() -> float:
+    def seconds() -> Measured:
         requests = list(trace_requests(enumerate(trace), 512, 512))
         # 8B model: 131,072 bytes a token in bfloat16, 200 GB
         pool = BlockPool(200 * 10**9 // (131_072 * 512), block_size=512)
-        return on_nominal(lambda: run(requests, EngineConfig(), pool, cost))
+        # once: it takes seconds, and its bar is far away
+        return Measured(on_nominal(lambda: run(requests, EngineConfig(), pool, cost)), 1.0)
 
     mark("Mooncake conversation through the engine", seconds, 20.0, "s", most=True)

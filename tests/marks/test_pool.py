@@ -10,14 +10,13 @@ import tracemalloc
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from statistics import median
 from typing import Any
 
 import numpy as np
 import pytest
 
 from apclab.blocks import BlockPool
-from tests.marks.conftest import Mark
+from tests.marks.conftest import Mark, Measured, measured
 
 NOMINAL_NS = 65.0
 BLOCKS = 68  # of a request: 1024 shared tokens and 64 of its own, 16 a block
@@ -78,7 +77,7 @@ def seconds_of(keys: Any) -> tuple[float, float]:
     return hashing, slots
 
 
-def blocks_per_second(keys: Any, *, with_keys: bool) -> float:
+def blocks_per_second(keys: Any, *, with_keys: bool) -> Measured:
     """Million blocks a second on the nominal machine, median of five."""
     rates = []
     for _ in range(5):
@@ -86,7 +85,7 @@ def blocks_per_second(keys: Any, *, with_keys: bool) -> float:
         hashing, slots = seconds_of(keys)
         pace = (before + calibration_ns()) / 2 / NOMINAL_NS
         rates.append(BLOCKS * len(PROMPTS) / (slots + with_keys * hashing) * pace / 1e6)
-    return median(rates)
+    return measured(rates)
 
 
 @pytest.mark.mark
@@ -135,14 +134,14 @@ def test_cost_does_not_grow_with_the_pool(mark: Mark) -> None:
     small, first_small = full_pool(10_000)
     large, first_large = full_pool(1_000_000)
 
-    def ratio() -> float:
+    def grown() -> Measured:
         ratios = []
         for i in range(7):
             step = i * 500 * BLOCKS
             ratios.append(churn(large, first_large + step) / churn(small, first_small + step))
-        return median(ratios)
+        return measured(ratios)
 
-    mark("eviction, pool of 1 M blocks / of 10 k", ratio, 2.0, "x", most=True)
+    mark("eviction, pool of 1 M blocks / of 10 k", grown, 2.0, "x", most=True)
 
 
 @pytest.mark.mark
@@ -151,7 +150,7 @@ def test_bytes_of_a_block(keys: Any, mark: Mark) -> None:
     if keys == "xxh3":
         pytest.importorskip("xxhash")
 
-    def bytes_of_a_block() -> float:
+    def bytes_of_a_block() -> Measured:
         num_blocks = 50_000
         tracemalloc.start()
         try:
@@ -162,7 +161,7 @@ def test_bytes_of_a_block(keys: Any, mark: Mark) -> None:
                 pool.allocate_slots(i, prompt)
                 pool.free(i)
             assert pool.num_cached == num_blocks - 1
-            return tracemalloc.get_traced_memory()[0] / num_blocks
+            return Measured(tracemalloc.get_traced_memory()[0] / num_blocks, 1.0)
         finally:
             tracemalloc.stop()
 

@@ -12,7 +12,7 @@ import pytest
 
 from apclab import attention
 from tests.kernel_cases import Case, prefill_arrays
-from tests.marks.conftest import Mark
+from tests.marks.conftest import Mark, Measured, measured
 
 HEADS, SIZE = 40, 128  # of llama-13b
 PROMPT = 300
@@ -70,17 +70,17 @@ def test_prefill_against_sgemm(dtype: str, num_kv_heads: int, mark: Mark) -> Non
     # two products of size SIZE for each pair of a token and one that it sees
     work = 4 * (4 * SIZE * HEADS) * PROMPT * (PROMPT + 1) / 2
 
-    def ratio() -> float:
+    def part() -> Measured:
         rounds = []
         for _ in range(3):
             sgemm = min(burst(act, warm=5, times=5) for act in sgemms.values())
             prefill = burst(launch, warm=3, times=5)
             rounds.append(work / prefill / (2 * SIDE**3 / sgemm))
-        return median(rounds)
+        return measured(rounds)
 
     mark(
         f"prefill / sgemm, {PROMPT} tokens, heads {HEADS}/{num_kv_heads}, {dtype}",
-        ratio,
+        part,
         BARS[dtype],
     )
 
@@ -90,10 +90,10 @@ def test_prefill_against_sgemm(dtype: str, num_kv_heads: int, mark: Mark) -> Non
 def test_cached_tokens_save_their_time(dtype: str, mark: Mark) -> None:
     all_new, few_new = launch_of(dtype, PROMPT), launch_of(dtype, 12)
 
-    def gain() -> float:
+    def gain() -> Measured:
         rounds = [
             burst(all_new, warm=2, times=5) / burst(few_new, warm=2, times=9) for _ in range(3)
         ]
-        return median(rounds)
+        return measured(rounds)
 
     mark(f"{PROMPT} new tokens / 288 cached + 12 new, {dtype}", gain, GAIN_BAR)

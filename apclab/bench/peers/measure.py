@@ -9,6 +9,7 @@ from apclab.bench.peers import gpu_peers, openvino_cpu, ours, torch_peers, vllm_
 from apclab.bench.peers.kernel import Candidate, Kernel
 from apclab.bench.peers.problem import Problem, Setting, make_problem
 from apclab.bench.peers.record import checked, failed, make_record, timed
+from apclab.bench.probes import measure_ladder
 from apclab.clock import Cancelled, Replay, event_time, interleave, machine, synchronize, wall_time
 from apclab.results import Record
 
@@ -69,7 +70,7 @@ def measure_peers(
 ) -> list[Record]:
     """Compare all kernels on one setting.
 
-    Between timed calls twice the last-level cache is read, and calls cycle over layers, so that
+    Between timed calls as much is read as empties the caches, and calls cycle over layers, so that
     no call finds anything of its own in the caches.
 
     Args:
@@ -209,6 +210,7 @@ def _calls(kernel: Kernel, at: int, kind: str) -> list[Callable[[], None]]:
 
 
 def _flush(kind: str) -> Callable[[Callable[[], None]], None]:
-    """Read twice the last-level cache before each timed call."""
-    read, _ = plan_stream(scratch_buffer(2 * machine(kind)["llc_bytes"], kind), 1)
+    """Read what empties the caches before each timed call; else twice the last level."""
+    size = measure_ladder(kind=kind).cold_bytes or 2 * machine(kind)["llc_bytes"]
+    read, _ = plan_stream(scratch_buffer(size, kind), 1)
     return lambda _launch: read()
