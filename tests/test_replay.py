@@ -367,3 +367,19 @@ def test_simulate_models_eagle_and_takes_lengths(
     assert "vLLM's custom dataset: text" in capsys.readouterr().err
     assert run(["simulate", "--trace", str(path), "--as-lengths", "--json"]) == 0
     assert "bytes of UTF-8 text stand in for tokens" in capsys.readouterr().err
+
+
+def test_sglang_33984_rounds_hit_while_they_fit_and_then_a_cliff() -> None:
+    """20 clients, 10 rounds, 8192 more tokens each, blocks of 64: round r hits r of r + 1 parts."""
+    trace = [
+        TraceRequest(float(r), 8192 * (r + 1), 1, tuple(range(c * 2000, c * 2000 + 128 * (r + 1))))
+        for r in range(10)
+        for c in range(20)
+    ]
+    most = 20 * 10 * 8192
+    for rounds in range(2, 11):
+        stream = stream_of(trace[: 20 * rounds], 64)
+        table = replay(stream, policies=["lru"], capacities=[most], last=1 / rounds)
+        assert table["hit_rate"].tolist() == pytest.approx([(rounds - 1) / rounds] * 2)
+    half = replay(stream_of(trace, 64), policies=["lru"], capacities=[most // 2], last=0.1)
+    assert half["hit_rate"].iloc[0] < 0.01
