@@ -159,7 +159,10 @@ def _pool(
 ) -> BlockPool | BlockPoolV0:
     if config.policy == "v0":
         return BlockPoolV0(num_blocks, block_size=block_size, enable_prefix_caching=caching)
-    return BlockPool(num_blocks, block_size=block_size, enable_prefix_caching=caching, keys=keys)
+    return BlockPool(
+        num_blocks, block_size=block_size, enable_prefix_caching=caching, keys=keys,
+        drop_last_block=config.drop_last_block,
+    )  # fmt: skip
 
 
 def prime(pool: BlockPool | BlockPoolV0, workload: Workload) -> None:
@@ -174,7 +177,7 @@ def prime(pool: BlockPool | BlockPoolV0, workload: Workload) -> None:
 
 
 # what a point of a sweep may set, beside the fields of a workload
-ENGINE_FIELDS = ("policy", "queue", "max_num_batched_tokens", "max_num_seqs")
+ENGINE_FIELDS = (*("policy", "queue", "max_num_batched_tokens", "max_num_seqs", "drop_last_block"),)
 OTHER_FIELDS = ("model", "device", "dtype", "block_size", "num_blocks", "fixed_s")
 
 
