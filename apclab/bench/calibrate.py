@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from apclab.arguments import whole_number
 from apclab.attention import Comparison, Rates
 from apclab.bench.bound import Bound, bind
 from apclab.bench.how import How
@@ -85,10 +86,9 @@ def calibrate(
         ("private", "shared"), backend, dtype, layout, order, "cold", budget_s, None, threads, 64,
         cancelled, progress,
     ).resolved()  # fmt: skip
-    shape = model_named(model) if isinstance(model, str) else model
-    for name, value in (("block_size", block_size), ("batch", 1 if batch is None else batch)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
+    shape = model_named(model)
+    block_size = whole_number("block_size", block_size, 1)
+    batch = None if batch is None else whole_number("batch", batch, 1)
     return _measure(shape, how, block_size, batch)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from apclab.arguments import instance
 from apclab.attention import Rates, find_runs, plan_stream
 from apclab.bench.bound import bind, check_room
 from apclab.bench.buffers import scratch_buffer
@@ -78,11 +79,12 @@ def compare_decode(
         Unavailable: this machine or version cannot do it.
         WrongResult: a kernel is wrong.
     """
+    instance("workload", workload, Workload, "a Workload")
     how = How(
         cases, backend, dtype, layout, order, l2, budget_s, memory_limit, threads, pairs,
         cancelled, progress,
     ).resolved()  # fmt: skip
-    shape = model_named(model) if isinstance(model, str) else model
+    shape = model_named(model)
     num_blocks = blocks_of(workload.batch, workload.seq_len(step), block_size)
     check_room(num_blocks, shape, how, block_size, f"{workload.batch} requests")
     return _measure(decode_step(workload, block_size=block_size, step=step), shape, how)
@@ -101,8 +103,8 @@ def compare_tables(
     Returns:
         As `compare_decode`, and it raises the same.
     """
-    shape = model_named(model) if isinstance(model, str) else model
-    return _measure(tables_step(tables), shape, How(**how).resolved())
+    instance("tables", tables, BlockTable, "a BlockTable")
+    return _measure(tables_step(tables), model_named(model), How(**how).resolved())
 
 
 def measure_touch(step: Step, model: ModelShape, **how: Any) -> dict[str, dict[str, list[float]]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 
-from apclab.blocks.arguments import fraction, whole_number
+from apclab.arguments import fraction, whole_number
 from apclab.blocks.keys import (
     TOKEN_BYTES,
     ExtraKeys,

@@ -6,7 +6,7 @@ The inner loops of the pool. They touch flat lists and two dictionaries and noth
 from collections.abc import Iterable
 from typing import Literal
 
-from apclab.blocks.arguments import whole_number
+from apclab.arguments import whole_number
 from apclab.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from apclab.blocks.keys import TOKEN_BYTES, Key
 from apclab.blocks.queues import CachedBlocks, FreeQueue

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apclab.blocks.arguments import whole_number
+from apclab.arguments import whole_number
 
 Int32 = NDArray[np.int32]
 

@@ -13,7 +13,7 @@ its mark (vLLM pull request 5364).
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from apclab.blocks.arguments import fraction, whole_number
+from apclab.arguments import fraction, whole_number
 from apclab.blocks.keys import TOKEN_BYTES, ExactKeys, ExtraKeys, Key, TokenIds, tokens_to_bytes
 from apclab.blocks.request import Request
 from apclab.blocks.table import BlockTable
