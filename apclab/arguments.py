@@ -85,13 +85,23 @@ def one_of(name: str, value: object, known: Iterable[str]) -> str:
     raise wrong(f"{name} must be one of {', '.join(known)}, got {shown(value)}")
 
 
+def each(name: str, values: object, words: str) -> list[Any]:
+    """The values as a list; TypeError for none, and for a str: its letters are never meant."""
+    try:
+        if not isinstance(values, str | bytes):
+            return list(values)  # type: ignore[call-overload,no-any-return]
+    except TypeError:
+        pass
+    raise TypeError(f"{name} must be {words}, got {shown(values)}")
+
+
 def some_of(name: str, values: object, known: Iterable[str]) -> list[str]:
     """Words of those that are known, as a list: TypeError for no words, ValueError for another."""
     known = list(known)
-    words = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else None
-    if words is None or not all(isinstance(word, str) for word in words):
-        raise TypeError(f"{name} must be some of {', '.join(known)}, got {shown(values)}")
+    words = each(name, values, f"some of {', '.join(known)}")
     for word in words:
+        if not isinstance(word, str):
+            raise TypeError(f"{name} must be some of {', '.join(known)}, got {shown(word)}")
         if word not in known:
             raise ValueError(f"{name} must be some of {', '.join(known)}, got {shown(word)}")
     return words

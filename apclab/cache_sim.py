@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from apclab.arguments import one_of
+
 Int64 = NDArray[np.int64]
 
 NEVER = 2**62  # depth of an id that no cache can hold yet, next use of one that has none
@@ -217,8 +219,7 @@ def _belady(ids: Int64, starts: Int64, distinct: int, capacity: int) -> Int64:
 
 
 def _check_order(order: str) -> None:
-    if order not in ORDERS:
-        raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
+    one_of("order", order, ORDERS)
 
 
 def _check_capacity(capacity: int) -> int:

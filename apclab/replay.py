@@ -9,6 +9,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from apclab.arguments import (
+    each,
+    function_or_none,
+    instance,
+    one_of,
+    positive,
+    real,
+    some_of,
+    whole_number,
+)
 from apclab.cache_sim import NEVER, belady_hits, fifo_hits, lru_depths, needed_capacity
 from apclab.traces import Trace, TraceError, TraceRequest, read_trace
 
@@ -57,21 +67,22 @@ def stream_of(
 
     Raises:
         TraceError: the trace is bad, or names no blocks.
+        TypeError: an argument is of another type.
         ValueError: another rule, or no block size.
     """
-    if rule not in RULES:
-        raise ValueError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")
+    one_of("rule", rule, RULES)
+    instance("requests", requests, Iterable, "a trace or requests")
     if isinstance(requests, Trace):
         if requests.block_size is None:
             raise TraceError(
                 f"{requests.path}: a trace of lengths names no blocks, so it has no hits to replay"
             )
         block_size = requests.block_size
-    if block_size is None or block_size < 1:
-        raise ValueError(f"block_size must be at least 1, got {block_size}")
+    block_size = whole_number("block_size", block_size, 1)
     ids: list[NDArray[np.int64]] = []
     lens = []
     for request in requests:
+        instance("requests", request, TraceRequest, "TraceRequests")
         used = len(request.hash_ids)
         if rule == "vllm":
             used = min(used, (request.input_len - 1) // block_size)
@@ -115,19 +126,23 @@ def replay(
 
     Raises:
         TraceError: the trace is bad.
+        TypeError: an argument is of another type.
         ValueError: an argument is out of range.
     """
-    if unknown := set(policies) - set(POLICIES):
-        raise ValueError(f"policies must be some of {', '.join(POLICIES)}, got {min(unknown)!r}")
-    if not 0 < last <= 1:
-        raise ValueError(f"last must be above 0 and at most 1, got {last}")
+    instance("trace", trace, Trace | Stream | Path | str, "a trace, a stream or a path")
+    policies = some_of("policies", policies, POLICIES)
+    one_of("rule", rule, RULES)
+    _check_last(last)
+    for name, value in (("cancelled", cancelled), ("progress", progress)):
+        function_or_none(name, value)
     if isinstance(trace, Path | str):
         trace = read_trace(trace)
     stream = trace if isinstance(trace, Stream) else stream_of(trace, rule=rule)
     if capacities is None:
         most = stream.distinct_blocks * stream.block_size
         capacities = [2**k for k in range(stream.block_size.bit_length(), most.bit_length() + 1)]
-    blocks = [int(tokens) // stream.block_size for tokens in capacities]
+    capacities = each("capacities", capacities, "numbers of tokens")
+    blocks = [int(positive("capacities", tokens)) // stream.block_size for tokens in capacities]
     if blocks and min(blocks) < 1:
         raise ValueError(
             f"capacities must hold a block of {stream.block_size} tokens, got {min(capacities)}"
@@ -148,6 +163,11 @@ def replay(
              "capacity_blocks": np.inf if without else float(count), **found}
         )  # fmt: skip
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _check_last(last: float) -> None:
+    if not 0 < real("last", last) <= 1:
+        raise ValueError(f"last must be above 0 and at most 1, got {last}")
 
 
 def _hits(stream: Stream, policy: str, capacity: int, needed: Int64) -> Int64:
@@ -185,6 +205,8 @@ def lru_curve(stream: Stream, *, order: str = "leaf", last: float = 1.0) -> pd.D
     Returns:
         capacity_tokens and hit_rate, both rising.
     """
+    instance("stream", stream, Stream, "a Stream")
+    _check_last(last)
     needed = needed_capacity(lru_depths(stream.ids, stream.starts, order=order), stream.starts)
     first = _first_counted(len(stream.input_lens), last)
     lens = np.diff(stream.starts)

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Literal, TypeVar
 
 from apclab import data_dir
-from apclab.arguments import one_of, shown, whole_number
+from apclab.arguments import instance, one_of, shown, whole_number
 
 Row = TypeVar("Row")
 
@@ -34,8 +34,8 @@ class ModelShape:
         mlp_matrices: weight matrices of a feed-forward layer.
 
     Raises:
-        TypeError: a number is not an int.
-        ValueError: a number is below 1, or num_kv_heads does not divide num_heads.
+        TypeError: a number is not an int, or a name no str.
+        ValueError: a number is below 1 (a size of weights below 0), or num_kv_heads does not divide num_heads.
     """
 
     name: str
@@ -50,8 +50,14 @@ class ModelShape:
     mlp_matrices: int = 3
 
     def __post_init__(self) -> None:
-        for field in ("num_layers", "num_heads", "num_kv_heads", "head_size"):
-            object.__setattr__(self, field, whole_number(field, getattr(self, field), 1))
+        for field in ("name", "source"):
+            instance(field, getattr(self, field), str, "a str")
+        counted = ("num_layers", "num_heads", "num_kv_heads", "head_size", "mlp_matrices")
+        least = dict.fromkeys(counted, 1)
+        for field in ("hidden_size", "intermediate_size", "vocab_size"):
+            least[field] = 0
+        for field, value in least.items():
+            object.__setattr__(self, field, whole_number(field, getattr(self, field), value))
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads must be a multiple of num_kv_heads, "

@@ -48,7 +48,7 @@ def points_of(grid: Grid) -> list[Point]:
     if isinstance(grid, Mapping):
         points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
     else:
-        points = [dict(instance("a point", point, Mapping, "a mapping")) for point in grid]
+        points = [dict(instance("a point of grid", point, Mapping, "a mapping")) for point in grid]
     for point in points:
         key_of("", point)
     return points

@@ -4,7 +4,9 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import pytest
@@ -257,6 +259,9 @@ def test_light_import_test_can_fail() -> None:
 def test_every_exported_name_resolves() -> None:
     for name in apclab.__all__:
         assert getattr(apclab, name) is not None
+        # also when the room was imported before, which has the name of what it exports
+        import_module(f"apclab.{apclab._EXPORTS.get(name, 'specs')}")
+        assert not isinstance(getattr(apclab, name), ModuleType)
     assert set(apclab.__all__) <= set(dir(apclab))
 
 

@@ -187,12 +187,14 @@ def simulate(
                 cancelled=watching.cancelled, progress=watching.progress,
             )  # fmt: skip
         except TooFewBlocks as error:
-            enough = f"--num-blocks {error.blocks + 1}"
+            blocks = error.blocks
+            if opened is not None:  # the first that does not fit is seldom the longest
+                blocks = max(-(-(one.input_len + one.output_len) // size) for one in opened)
+            enough = f"--num-blocks {blocks + 1}"
             if kv_gb is not None:
-                gigabytes = pool_gb(error.blocks, shape, dtype, size)
-                enough = f"--kv-gb {ceil(10 * gigabytes) / 10:g}"
+                enough = f"--kv-gb {ceil(10 * pool_gb(blocks, shape, dtype, size)) / 10:g}"
             raise CommandError(
-                2, f"{error}; {enough} would hold it in {model} {dtype}, or take another --model"
+                2, f"{error}; {enough} holds every one in {model} {dtype}, or take another --model"
             ) from None
         except Stuck as error:
             raise CommandError(2, f"{error}; a larger pool: --kv-gb or --num-blocks") from None

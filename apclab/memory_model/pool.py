@@ -1,7 +1,7 @@
 """How many blocks of KV cache so much memory is, and back. No device is known here."""
 
 from apclab import specs
-from apclab.arguments import positive, whole_number
+from apclab.arguments import INT32_MOST, positive, whole_number
 
 
 def pool_blocks(kv_gb: float, model: str | specs.ModelShape, dtype: str, block_size: int) -> int:
@@ -12,7 +12,11 @@ def pool_blocks(kv_gb: float, model: str | specs.ModelShape, dtype: str, block_s
         ValueError: an argument is out of range, or not one block fits.
     """
     shape = specs.model(model)
-    block = whole_number("block_size", block_size, 1) * shape.token_bytes(dtype) * shape.num_layers
+    block = (
+        whole_number("block_size", block_size, 1, INT32_MOST)
+        * shape.token_bytes(dtype)
+        * shape.num_layers
+    )
     blocks = int(positive("kv_gb", kv_gb) * 1e9 // block)
     if blocks < 1:
         raise ValueError(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from apclab import specs
-from apclab.arguments import instance, not_negative, whole_number
+from apclab.arguments import instance, not_negative, truth, whole_number
 
 
 class StepRates(NamedTuple):
@@ -129,6 +129,7 @@ def roofline_step(
     instance("model", model, specs.ModelShape, "a ModelShape")
     instance("rates", rates, StepRates, "StepRates")
     whole_number("block_size", block_size, 1)
+    truth("reuse", reuse)
     token_bytes = model.token_bytes(dtype) * model.num_layers
     head = model.hidden_size * model.vocab_size
     weights = model.num_weights

@@ -5,8 +5,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from os import PathLike
 from pathlib import Path
 
+from apclab.arguments import instance, one_of, truth, whole_number
 from apclab.traces import formats
 from apclab.traces.lines import head, lines, whole_file
 from apclab.traces.request import TraceError, TraceRequest, parse_object
@@ -147,14 +149,15 @@ def read_trace(
 
     Raises:
         TraceError: the file cannot be read, or is of no known format.
+        TypeError: an argument is of another type.
         ValueError: an argument is out of range.
     """
-    path = Path(path)
-    if format not in ("auto", *FORMATS):
-        raise ValueError(f"format must be one of auto, {', '.join(FORMATS)}, got {format!r}")
+    path = Path(instance("path", path, str | PathLike, "a path"))
+    one_of("format", format, ("auto", *FORMATS))
+    truth("skip_bad", skip_bad)
     for name, value in (("block_size", block_size), ("limit", limit)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+        if value is not None:
+            whole_number(name, value, 1)
     first = _first_session(path) if path.is_dir() else path
     start = head(first)
     if not start:
