@@ -35,7 +35,8 @@ class ModelShape:
 
     Raises:
         TypeError: a number is not an int, or a name no str.
-        ValueError: a number is below 1 (a size of weights below 0), or num_kv_heads does not divide num_heads.
+        ValueError: a number is below 1 (a size of weights below 0), or num_kv_heads does not divide
+            num_heads.
     """
 
     name: str

@@ -23,13 +23,13 @@ from apclab import (
 from apclab import sweep as sweeping
 from apclab.clock import Cancelled
 from apclab.engine.intake import workload_requests
-from apclab.replay import Stream, lru_curve, stream_of
+from apclab.replay import Stream, lru_curve, replay, stream_of
 from apclab.workload import Workload
 from tests.sweep_points import product_of
 
 RNG = np.random.default_rng(0)
 CACHE = RNG.standard_normal((5, 16, 2, 16), np.float32)
-STEP = {
+STEP: dict[str, Any] = {
     "query": RNG.standard_normal((2, 4, 16), np.float32),
     "key_cache": CACHE,
     "value_cache": CACHE,
@@ -37,10 +37,10 @@ STEP = {
     "seq_lens": np.array([20, 18], np.int32),
     "backend": "reference",
 }
-PREFILL = {**STEP, "query_start_loc": np.array([0, 1, 2], np.int32)}
+PREFILL: dict[str, Any] = {**STEP, "query_start_loc": np.array([0, 1, 2], np.int32)}
 SMALL = Workload(2, 20, 2)
 # stops before anything is timed, where the arguments let it come so far
-QUICK = {"model": "opt-125m", "backend": "reference", "cancelled": lambda: True}
+QUICK: dict[str, Any] = {"model": "opt-125m", "backend": "reference", "cancelled": lambda: True}
 TABLE = blocks.BlockTable(STEP["block_tables"], STEP["seq_lens"], 16)
 
 
@@ -50,7 +50,11 @@ ENTRY_POINTS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "BlockPoolV0": (blocks.BlockPoolV0, {"num_blocks": 9}),
     "BlockTable": (
         apclab.BlockTable,
-        {"block_tables": STEP["block_tables"], "seq_lens": STEP["seq_lens"], "block_size": 16},
+        {
+            "block_tables": STEP["block_tables"],
+            "seq_lens": np.array([5, 4], np.int32),
+            "block_size": 16,
+        },
     ),
     "Workload": (apclab.Workload, {}),
     "ModelShape": (
@@ -82,7 +86,7 @@ ENTRY_POINTS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     ),
     "points_of": (sweeping.points_of, {"grid": {"a": [1]}}),
     "generate": (traces.generate, {"requests": 3}),
-    "replay": (apclab.replay, {"trace": None}),
+    "replay": (replay, {"trace": None}),
     "stream_of": (stream_of, {"requests": None, "block_size": 16}),
     "lru_curve": (lru_curve, {"stream": None}),
 }
@@ -167,7 +171,11 @@ def test_an_option_of_a_trace_is_told(argument: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("argument", ["function", "grid", "path", "client", "scheduler", "check"])
 def test_an_argument_of_a_sweep_is_told(argument: str, tmp_path: Path) -> None:
-    given = {"function": product_of, "grid": {"a": [1], "b": [1]}, "path": tmp_path / "s.jsonl"}
+    given: dict[str, Any] = {
+        "function": product_of,
+        "grid": {"a": [1], "b": [1]},
+        "path": tmp_path / "s.jsonl",
+    }
     for value in (5, 0.5, object(), True):
         with pytest.raises(TypeError, match=f"{argument} must be"):
             sweeping.sweep(**{**given, argument: value})

@@ -12,11 +12,8 @@ def pool_blocks(kv_gb: float, model: str | specs.ModelShape, dtype: str, block_s
         ValueError: an argument is out of range, or not one block fits.
     """
     shape = specs.model(model)
-    block = (
-        whole_number("block_size", block_size, 1, INT32_MOST)
-        * shape.token_bytes(dtype)
-        * shape.num_layers
-    )
+    block_size = whole_number("block_size", block_size, 1, INT32_MOST)
+    block = block_size * shape.token_bytes(dtype) * shape.num_layers
     blocks = int(positive("kv_gb", kv_gb) * 1e9 // block)
     if blocks < 1:
         raise ValueError(
