@@ -15,6 +15,7 @@ from apclab.arguments import (
     INT32_MOST,
     function_or_none,
     instance,
+    not_negative,
     positive,
     shown,
     some_of,
@@ -140,9 +141,12 @@ def simulate(
     instance("config", config, EngineConfig, "an EngineConfig or None")
     shape = specs.model(model)
     block_size = whole_number("block_size", block_size, 1, INT32_MOST)
-    rates = device
-    if not isinstance(rates, StepRates):
-        rates = device_rates(specs.device(rates), fixed_s=fixed_s)
+    if isinstance(device, StepRates):
+        rates = device
+        if not_negative("fixed_s", fixed_s):
+            raise ValueError(f"fixed_s is for a device of the table, rates have it; got {fixed_s}")
+    else:
+        rates = device_rates(specs.device(device), fixed_s=fixed_s)
     asked = some_of("arms", arms, ARMS)
     chosen = [arm for arm in ARMS if arm in asked]
     make, most, intake_bytes = _intake(requests, rate_per_s, samples, block_size)

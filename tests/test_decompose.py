@@ -121,6 +121,11 @@ def test_bad_arguments_are_named() -> None:
         simulate(list)
     with pytest.raises(ValueError, match="unknown device 'A1000'"):
         simulate(SMALL, device="A1000")
+    rates = device_rates(specs.device("A100-SXM4-80GB"))
+    with pytest.raises(ValueError, match="fixed_s is for a device of the table"):
+        simulate(SMALL, device=rates, fixed_s=0.1)
+    with pytest.raises(ValueError, match="rate_per_s and samples are for a workload"):
+        simulate(list, num_blocks=9, samples=2)
 
 
 def test_the_command_prints_arms_terms_and_a_sentence(

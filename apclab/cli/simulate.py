@@ -174,22 +174,24 @@ def simulate(
     if kv_gb is not None:
         num_blocks = pool_blocks(kv_gb, shape, dtype, size)
     rates: str | StepRates = device
+    fixed_s = fixed_ms / 1e3
     if calibration is not None:
         records, problems = load(calibration, kind="calibration")
         if not records:
             raise CommandError(2, problems[0] if problems else f"{calibration}: no calibration")
-        rates = calibrated_rates(records, dtype, fixed_s=fixed_ms / 1e3)
+        rates, fixed_s = calibrated_rates(records, dtype, fixed_s=fixed_s), 0.0
     with watch("simulating; Ctrl-C stops and shows what is done") as watching:
         try:
             found = run_arms(
                 requests, shape, rates, config=config, dtype=dtype, block_size=size,
-                num_blocks=num_blocks, rate_per_s=rate, samples=samples, fixed_s=fixed_ms / 1e3,
+                num_blocks=num_blocks, rate_per_s=rate, samples=samples, fixed_s=fixed_s,
                 cancelled=watching.cancelled, progress=watching.progress,
             )  # fmt: skip
         except TooFewBlocks as error:
-            blocks = error.blocks
+            longest = input_len + output_len
             if opened is not None:  # the first that does not fit is seldom the longest
-                blocks = max(-(-(one.input_len + one.output_len) // size) for one in opened)
+                longest = max(one.input_len + one.output_len for one in opened)
+            blocks = -(-longest // size)
             enough = f"--num-blocks {blocks + 1}"
             if kv_gb is not None:
                 enough = f"--kv-gb {ceil(10 * pool_gb(blocks, shape, dtype, size)) / 10:g}"

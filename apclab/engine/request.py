@@ -12,15 +12,7 @@ from apclab.blocks.keys import MAX_TOKEN_ID, TokenIds
 
 
 class TooFewBlocks(ValueError):  # noqa: N818 - named by what is short, as Stuck
-    """A prompt needs more blocks than the pool can ever give.
-
-    Attributes:
-        blocks: that it needs.
-    """
-
-    def __init__(self, message: str, blocks: int) -> None:
-        super().__init__(message)
-        self.blocks = blocks
+    """A prompt needs more blocks than the pool can ever give."""
 
 
 @dataclass(slots=True, eq=False)
@@ -104,8 +96,7 @@ def make_known(pool: BlockPool | BlockPoolV0, request: Request, number: int) -> 
     if blocks > pool.num_blocks - 1:
         raise TooFewBlocks(
             f"a prompt of {request.num_prompt_tokens} tokens needs {blocks} blocks of "
-            f"{pool.block_size}, the pool has {pool.num_blocks - 1} ({request.request_id!r})",
-            blocks,
+            f"{pool.block_size}, the pool has {pool.num_blocks - 1} ({request.request_id!r})"
         )
     if request.token_ids is None:
         request.pool = pool.add_hashed_request(
