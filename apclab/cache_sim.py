@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from apclab.arguments import one_of
+
 Int64 = NDArray[np.int64]
 Flag = NDArray[np.bool_]  # [1]
 
@@ -268,8 +270,7 @@ def _belady(ids: Int64, starts: Int64, distinct: int, capacity: int, stop: Flag)
 
 
 def _check_order(order: str) -> None:
-    if order not in ORDERS:
-        raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
+    one_of("order", order, ORDERS)
 
 
 def _check_capacity(capacity: int) -> int:

@@ -259,8 +259,8 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"order": "x"}, ValueError, "order must be one of auto, request, head"),
     ({"step": "second"}, ValueError, "step"),
     ({"block_size": 0}, ValueError, "block_size"),
-    ({"budget_s": float("nan")}, ValueError, "budget_s must be a number of seconds"),
-    ({"memory_limit": 0}, ValueError, "memory_limit must be at least 1 byte"),
+    ({"budget_s": float("nan")}, ValueError, "budget_s must be at least 0, got nan"),
+    ({"memory_limit": 0}, ValueError, "memory_limit must be at least 1, got 0"),
     ({"threads": 0}, ValueError, "threads must be between 1 and"),
     ({"model": "lama-13b"}, ValueError, "did you mean llama-13b"),
 ]

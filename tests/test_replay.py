@@ -154,7 +154,7 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
         replay(stream, last=0)
     with pytest.raises(ValueError, match="rule must be one of tokens, vllm, got 'sglang'"):
         stream_of(requests(5), 16, rule="sglang")
-    with pytest.raises(ValueError, match="block_size must be at least 1, got None"):
+    with pytest.raises(TypeError, match="block_size must be an int, got None"):
         stream_of(requests(5))
     (tmp_path / "t.csv").write_text("3,4\n")
     with pytest.raises(TraceError, match="names no blocks"):

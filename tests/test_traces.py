@@ -344,7 +344,7 @@ def test_a_written_trace_reads_the_same(tmp_path: Path) -> None:
     [
         ({"requests": 0}, "requests must be at least 1, got 0"),
         ({"cache_hit": 1.1}, "cache_hit must be between 0 and 1, got 1.1"),
-        ({"input_len": 8}, "input_len must be at least a block of 16, got 8"),
+        ({"input_len": 8}, "input_len must be at least block_size, 16, got 8"),
         ({"zipf": -1}, "zipf must be between 0 and 10, got -1"),
         ({"rate_per_s": 0}, "rate_per_s must be above 0, got 0"),
         ({"groups": 0}, "groups must be at least 1, got 0"),

@@ -5,6 +5,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from apclab.arguments import instance
 from apclab.attention import Comparison, plan_stream
 from apclab.bench.bound import Bound, ready, warm_up
 from apclab.bench.buffers import scratch_buffer
@@ -80,11 +81,12 @@ def compare_decode(
         Unavailable: this machine or version cannot do it.
         WrongResult: a kernel is wrong.
     """
+    instance("workload", workload, Workload, "a Workload")
     how = How(
         cases, backend, dtype, layout, order, l2, budget_s, memory_limit, threads, pairs,
         cancelled, progress,
     ).resolved()  # fmt: skip
-    shape = model_named(model) if isinstance(model, str) else model
+    shape = model_named(model)
     batch, seq_len = workload.batch, workload.seq_len(step)
     needs = asked_needs(
         blocks_of(batch, seq_len, block_size), batch, seq_len, shape, how, block_size
@@ -109,8 +111,8 @@ def compare_tables(
     Returns:
         As `compare_decode`, and it raises the same.
     """
-    shape = model_named(model) if isinstance(model, str) else model
-    return _measure(tables_step(tables), shape, How(**how).resolved())
+    instance("tables", tables, BlockTable, "a BlockTable")
+    return _measure(tables_step(tables), model_named(model), How(**how).resolved())
 
 
 def measure_touch(step: Step, model: ModelShape, **how: Any) -> dict[str, dict[str, list[float]]]:

@@ -18,7 +18,7 @@ num_cached_tokens, block_ids, num_preemptions.
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from apclab.blocks.arguments import whole_number
+from apclab.arguments import whole_number
 from apclab.blocks.keys import Key
 from apclab.blocks.request import Request
 from apclab.blocks.requests import RequestPool

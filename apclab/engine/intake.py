@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from apclab.arguments import instance, positive, whole_number
 from apclab.engine.request import Request
-from apclab.workload import Workload
+from apclab.workload import VOCABULARY, Workload
 
 # of a request through a run, of a key of it, in the pool, too, and of a generated token: all held
 REQUEST_BYTES, KEY_BYTES, TOKEN_BYTES = 1500, 60, 8
@@ -21,16 +22,16 @@ def workload_requests(
     Args:
         workload: what is asked.
         rate_per_s: mean arrivals a second (Poisson, by the workload's seed); inf: all at the start.
-        samples: answers to each prompt: each is a request of its own that hits the prompt of the
-            first, as vLLM does it.
+        samples: answers to each prompt, at most 32,000: each is a request of its own that hits the
+            prompt of the first, as vLLM does it.
 
     Raises:
+        TypeError: an argument is of another type.
         ValueError: rate_per_s or samples out of range.
     """
-    if not rate_per_s > 0:
-        raise ValueError(f"rate_per_s must be above 0, got {rate_per_s}")
-    if samples < 1:
-        raise ValueError(f"samples must be at least 1, got {samples}")
+    instance("workload", workload, Workload, "a Workload")
+    samples = whole_number("samples", samples, 1, VOCABULARY)
+    rate_per_s = positive("rate_per_s", rate_per_s, endless=True)
     gaps = np.random.default_rng(workload.seed).exponential(1 / rate_per_s, workload.batch)
     arrivals = np.cumsum(gaps) if rate_per_s < float("inf") else np.zeros(workload.batch)
     found = []
@@ -39,7 +40,7 @@ def workload_requests(
     ):
         for sample in range(samples):
             # a sample's tokens are its own
-            own = output if samples == 1 else (output.astype(np.int64) + 7919 * sample) % 32_000
+            own = output if samples == 1 else (output.astype(np.int64) + 7919 * sample) % VOCABULARY
             name = number if samples == 1 else (number, sample)
             found.append(Request(name, float(arrivals[number]), workload.output_len, prompt, own))
     return found
@@ -63,8 +64,11 @@ def trace_requests(
         most_bytes: memory that all of them may take; a run holds them to its end.
 
     Raises:
-        ValueError: the sizes do not go together, or the requests take too much memory.
+        TypeError: block_size is no int.
+        ValueError: block_size is below 1, the sizes do not go together, or the requests take too
+            much memory.
     """
+    whole_number("block_size", block_size, 1)
     parts = 1
     if trace_block_size is not None:
         parts, rest = divmod(trace_block_size, block_size)

@@ -7,6 +7,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from apclab.arguments import (
+    each,
+    function_or_none,
+    instance,
+    one_of,
+    positive,
+    real,
+    some_of,
+    truth,
+)
 from apclab.cache_sim import (
     NEVER,
     ORDERS,
@@ -17,7 +27,7 @@ from apclab.cache_sim import (
     lru_depths,
     needed_capacity,
 )
-from apclab.replay.stream import Int64, Stream, stream_of
+from apclab.replay.stream import RULES, Int64, Stream, stream_of
 from apclab.traces import Trace, read_trace
 
 POLICIES = ("lru", "fifo", "belady")
@@ -65,9 +75,15 @@ def replay(
 
     Raises:
         TraceError: the trace is bad.
+        TypeError: an argument is of another type.
         ValueError: an argument is out of range.
     """
-    check_asked(policies, order, last)
+    instance("trace", trace, Trace | Stream | Path | str, "a trace, a stream or a path")
+    for name, value in (("cancelled", cancelled), ("progress", progress)):
+        function_or_none(name, value)
+    one_of("rule", rule, RULES)
+    truth("drop_last_block", drop_last_block)
+    check_asked(policies, order, last, () if capacities is None else capacities)
     if isinstance(trace, Path | str):
         trace = read_trace(trace)
     rows: list[dict[str, Any]] = []
@@ -104,17 +120,18 @@ def check_asked(
     policies: Sequence[str], order: str, last: float, capacities: Sequence[int] = (),
     block_size: int = 1,
 ) -> None:  # fmt: skip
-    """Raise ValueError for what `replay` would refuse, before a long trace is read."""
-    if unknown := set(policies) - set(POLICIES):
-        raise ValueError(f"policies must be some of {', '.join(POLICIES)}, got {min(unknown)!r}")
-    if order not in ORDERS:
-        raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
-    if not 0 < last <= 1:
+    """Raise TypeError or ValueError for what `replay` would refuse, before a trace is read."""
+    some_of("policies", policies, POLICIES)
+    one_of("order", order, ORDERS)
+    _check_last(last)
+    sizes = [positive("capacities", size) for size in each("capacities", capacities, "tokens")]
+    if sizes and min(sizes) < block_size:
+        raise ValueError(f"capacities must hold a block of {block_size} tokens, got {min(sizes)}")
+
+
+def _check_last(last: float) -> None:
+    if not 0 < real("last", last) <= 1:
         raise ValueError(f"last must be above 0 and at most 1, got {last}")
-    if capacities and min(capacities) < block_size:
-        raise ValueError(
-            f"capacities must hold a block of {block_size} tokens, got {min(capacities)}"
-        )
 
 
 def _usual(stream: Stream, curve: pd.DataFrame) -> list[int]:
@@ -181,6 +198,10 @@ def lru_curve(
     Returns:
         capacity_tokens and hit_rate, both rising.
     """
+    instance("stream", stream, Stream, "a Stream")
+    one_of("order", order, ORDERS)
+    truth("drop_last_block", drop_last_block)
+    _check_last(last)
     depths = lru_depths(stream.ids, stream.starts, order=order)
     return _curve(stream, needed_capacity(depths, stream.starts), last, drop_last_block)
 

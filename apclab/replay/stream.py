@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from apclab.arguments import function_or_none, instance, one_of, whole_number
 from apclab.cache_sim import Cancelled, Stopped
 from apclab.traces import Trace, TraceError, TraceRequest
 
@@ -62,10 +63,13 @@ def stream_of(
     Raises:
         Stopped: it was cancelled.
         TraceError: the trace is bad, names no blocks, or too many.
+        TypeError: an argument is of another type.
         ValueError: another rule, or no block size.
     """
-    if rule not in RULES:
-        raise ValueError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")
+    one_of("rule", rule, RULES)
+    instance("requests", requests, Iterable, "a trace or requests")
+    whole_number("most_bytes", most_bytes, 1)
+    function_or_none("cancelled", cancelled)
     if isinstance(requests, Trace):
         if requests.block_size is None and not requests.as_lengths:
             raise TraceError(
@@ -74,12 +78,12 @@ def stream_of(
                 f"reads it with nothing shared)"
             )
         block_size = requests.block_size or _LENGTHS_BLOCK
-    if block_size is None or block_size < 1:
-        raise ValueError(f"block_size must be at least 1, got {block_size}")
+    block_size = whole_number("block_size", block_size, 1)
     ids, lens, counts = array("q"), array("q"), array("q")
     for request in requests:
         if cancelled and cancelled():
             raise Stopped
+        instance("requests", request, TraceRequest, "TraceRequests")
         used = len(request.hash_ids)
         if rule == "vllm":
             used = min(used, (request.input_len - 1) // block_size)

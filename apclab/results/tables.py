@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from apclab import data_dir
+from apclab.arguments import instance
 from apclab.results.gain import dram_rates, point_of
 from apclab.results.record import Record
 from apclab.results.store import load, measured_dir
@@ -128,6 +129,8 @@ def load_results(path: str | os.PathLike[str] | None = None) -> "pd.DataFrame":
     """
     if path is None and not measured_dir().exists():
         return frame([])  # nothing was saved yet
+    if path is not None:
+        instance("path", path, str | os.PathLike, "a path or None")
     records, problems = load(measured_dir() if path is None else path)
     if problems:
         warnings.warn("\n".join(problems), stacklevel=2)

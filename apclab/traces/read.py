@@ -4,8 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
+from os import PathLike
 from pathlib import Path
 
+from apclab.arguments import instance, one_of, truth, whole_number
 from apclab.traces import hashed, tables, tokens, turns
 from apclab.traces.detect import CUT_HERE, FORMATS, block_size_of, format_of, refuse_text
 from apclab.traces.lines import Source
@@ -225,14 +227,15 @@ def read_trace(
 
     Raises:
         TraceError: the file cannot be read, or is of no known format.
+        TypeError: an argument is of another type.
         ValueError: an argument is out of range.
     """
-    path = Path(path)
-    if format not in ("auto", *FORMATS):
-        raise ValueError(f"format must be one of auto, {', '.join(FORMATS)}, got {format!r}")
+    path = Path(instance("path", path, str | PathLike, "a path"))
+    one_of("format", format, ("auto", *FORMATS))
+    truth("skip_bad", skip_bad)
     for name, value in (("block_size", block_size), ("limit", limit)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+        if value is not None:
+            whole_number(name, value, 1)
     files = _files(path)
     first: TraceError | None = None
     for file, source in files:
