@@ -26,6 +26,7 @@ ARROWS: dict[str, set[str]] = {
     "workload": set(),
     "jobs": set(),
     "clock": set(),
+    "process": set(),
     "apclab_kernels": set(),
     "traces": {"workload"},
     "cache_sim": {"blocks"},
@@ -41,12 +42,13 @@ ARROWS: dict[str, set[str]] = {
     # which cases, which workload, and what a stopped measurement kept
     "campaign": {
         *("bench", "clock", "decompose", "memory_model", "results", "specs", "workload"),
+        "process",
     },
     "sweep": {"results"},
     "profiles": {"specs", "blocks"},
     "explain": {"profiles", "memory_model", "specs"},
     "figures": TABLES | MODELS,
-    "__main__": {"cli", "campaign"},
+    "__main__": {"cli", "campaign", "process"},
 }
 EVERYTHING = {*ARROWS, "widgets", "cli"} - {"__main__"}
 ARROWS |= {"widgets": EVERYTHING - {"cli"}, "cli": EVERYTHING}
