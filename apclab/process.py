@@ -120,7 +120,11 @@ def run(command: Callable[[], int]) -> int:
     _open_closed_streams()
     status = command()
     # what waits in a buffer, while an error can still be told
-    return tell_output_error(error) if (error := output_error()) else status
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        return tell_output_error(error)
+    return status
 
 
 def begin() -> None:
@@ -136,15 +140,6 @@ def _open_closed_streams() -> None:
             mode = os.O_WRONLY if name == "stdin" else os.O_RDONLY
             number = os.open(os.devnull, mode)
             setattr(sys, name, open(number, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115 - for good
-
-
-def output_error() -> OSError | None:
-    """Why stdout takes no more, None where it does: what could not be written is tried again."""
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        return error
-    return None
 
 
 def tell_output_error(error: OSError) -> int:

