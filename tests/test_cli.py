@@ -320,7 +320,7 @@ def test_tables_and_a_workload_exclude_each_other(
         ("--batch 0", "batch must be at least 1, got 0"),
         ("--batch -3", "batch must be at least 1, got -3"),
         ("--batch many", "'many'"),
-        ("--batch 4 --batch=many", "'many' is not a valid int"),
+        ("--input-len 4 --batch 4 --batch=many", "got 'many'"),
         ("--input-len 0", "input_len must be at least 1, got 0"),
         ("--output-len -1", "output_len must be at least 1, got -1"),
         ("--cache-hit 1.2", "cache_hit must be between 0 and 1, got 1.2"),

@@ -86,9 +86,8 @@ def _explain(error: BaseException, arguments: list[str]) -> tuple[int, str]:
     if hasattr(error, "format_message"):  # an argument that typer refused
         message = error.format_message().rstrip(".")
         values = _values_of(arguments, error)
-        # the last one counts, where the message does not say which it refused
         if values and not any(f"{value!r}" in message for value in values):
-            message += f", got {values[-1]!r}"
+            message += f", got {', '.join(map(repr, values))}"
         command = getattr(getattr(error, "ctx", None), "command_path", "apclab")
         return 2, f"{message} (see: {command} --help)"
     match error:
@@ -114,11 +113,13 @@ def _explain(error: BaseException, arguments: list[str]) -> tuple[int, str]:
 
 
 def _values_of(arguments: list[str], error: BaseException) -> list[str]:
-    """What was given to the option that typer refused, each time that it was given."""
-    options = getattr(getattr(error, "param", None), "opts", [])
+    """What was given to the option that typer refused: all of it, where each of it counts."""
+    param = getattr(error, "param", None)
+    options = getattr(param, "opts", [])
     split = (argument.partition("=") for argument in arguments)
-    return [
+    values = [
         value if equals else after
         for (name, equals, value), after in zip(split, [*arguments[1:], ""], strict=True)
         if name in options
     ]
+    return values if getattr(param, "multiple", False) else values[-1:]
