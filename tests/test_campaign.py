@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from apclab import bench, campaign, results
-from apclab.campaign import Context, Item, Settings, command, items, run, run_campaign
+from apclab.campaign import Context, Item, Settings, child, command, items, run, run_campaign
 from apclab.campaign.table import roofline_rows, screen
 from apclab.clock import Cancelled
 from apclab.workload import Workload
@@ -121,7 +121,7 @@ def test_a_wish_to_stop_keeps_what_was_done(tmp_path: Path) -> None:
 
 
 def test_nothing_to_measure_with_is_said(tmp_path: Path) -> None:
-    with pytest.raises(run.Missing, match="ValueError: dtype must be one of float32"):
+    with pytest.raises(child.Missing, match="ValueError: dtype must be one of float32"):
         run_items(tmp_path, campaign_items.good, settings=Settings(dtype="fp8"))
 
 
@@ -517,7 +517,7 @@ def test_no_process_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr("multiprocessing.context.SpawnContext.Event", fail)
-    with pytest.raises(run.Missing, match="Read-only file system; it needs a /dev/shm"):
+    with pytest.raises(child.Missing, match="Read-only file system; it needs a /dev/shm"):
         run_items(tmp_path, campaign_items.good)
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from apclab import process, specs
+from apclab.campaign.child import Missing
 from apclab.campaign.context import Item, Settings
 from apclab.campaign.items import ITEMS
-from apclab.campaign.run import Missing, run_campaign
+from apclab.campaign.run import run_campaign
 from apclab.campaign.table import WIDTH, screen
 
 _CLEAR = "\r\033[K"
