@@ -19,7 +19,15 @@ from apclab.bench.product import Product, plan_product
 from apclab.bench.record import model_of, stamp, timed
 from apclab.bench.step import Step, tables_step
 from apclab.blocks import BlockTable
-from apclab.clock import Cancelled, Replay, environment, event_time, interleave, memory_available
+from apclab.clock import (
+    Cancelled,
+    Replay,
+    alone,
+    environment,
+    event_time,
+    interleave,
+    memory_available,
+)
 from apclab.results import PROBES, Record
 from apclab.specs import ModelShape
 from apclab.specs import model as model_named
@@ -41,6 +49,7 @@ class Probe(NamedTuple):
     check: Comparison
 
 
+@alone("calibrate")
 def calibrate(
     model: str | ModelShape = "llama-13b",
     *,

@@ -6,7 +6,7 @@ from typing import Any
 
 from apclab.attention import plan_stream, set_threads
 from apclab.bench.buffers import scratch_buffer
-from apclab.clock import Replay, event_time, interleave, machine, memory_available
+from apclab.clock import Replay, alone, event_time, interleave, machine, memory_available
 
 Ladder = list[dict[str, Any]]
 
@@ -15,6 +15,7 @@ _ladders: dict[tuple[str, int | None], Ladder] = {}
 _CALL_BYTES = {"cpu": 2**27, "cuda": 2**32}
 
 
+@alone("measure_ladder")
 def measure_ladder(
     *,
     kind: str = "cpu",

@@ -9,12 +9,13 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 from typing import Any
 
 from apclab.campaign.context import Context, DeviceLost, Item, Settings, reason
-from apclab.clock import Cancelled
+from apclab.clock import Cancelled, alone
 
 
 def work(pipe: Connection, stop: Event, settings: Settings, items: Sequence[Item]) -> None:
@@ -31,7 +32,9 @@ def work(pipe: Connection, stop: Event, settings: Settings, items: Sequence[Item
     def send(what: str, thing: Any) -> None:
         pipe.send((what, thing))
 
+    held = ExitStack()  # until the process ends
     try:
+        held.enter_context(alone("apclab campaign"))
         facts = _hello(settings)
     except Exception as error:
         send("missing", str(error) if _expected(error) else reason(error))
@@ -54,7 +57,7 @@ def work(pipe: Connection, stop: Event, settings: Settings, items: Sequence[Item
 
 
 def _expected(error: Exception) -> bool:
-    return type(error).__name__ == "Unavailable"
+    return type(error).__name__ in ("Busy", "Unavailable")
 
 
 def _hello(settings: Settings) -> dict[str, Any]:

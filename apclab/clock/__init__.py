@@ -4,6 +4,7 @@ It knows launches as callables and nothing of attention, blocks or records.
 """
 
 from apclab.clock.gpu import Replay, event_time, synchronize
+from apclab.clock.lock import Busy, alone
 from apclab.clock.machine import (
     commit,
     cpu,
@@ -15,8 +16,10 @@ from apclab.clock.machine import (
 from apclab.clock.timing import Cancelled, interleave, wall_time
 
 __all__ = [
+    "Busy",
     "Cancelled",
     "Replay",
+    "alone",
     "commit",
     "cpu",
     "environment",

@@ -9,7 +9,16 @@ from apclab.bench.peers import gpu_peers, openvino_cpu, ours, torch_peers, vllm_
 from apclab.bench.peers.kernel import Candidate, Kernel
 from apclab.bench.peers.problem import Problem, Setting, make_problem
 from apclab.bench.peers.record import checked, failed, make_record, timed
-from apclab.clock import Cancelled, Replay, event_time, interleave, machine, synchronize, wall_time
+from apclab.clock import (
+    Cancelled,
+    Replay,
+    alone,
+    event_time,
+    interleave,
+    machine,
+    synchronize,
+    wall_time,
+)
 from apclab.results import Record
 
 _OURS = (
@@ -55,6 +64,7 @@ def candidates(kind: str = "cpu") -> tuple[Candidate, ...]:
     return _CUDA if kind == "cuda" else _CPU
 
 
+@alone("measure_peers")
 def measure_peers(
     setting: Setting,
     *,
