@@ -1,6 +1,7 @@
 """The decode lab without a kernel and without measuring: the bench is a stand-in."""
 
 import base64
+import html
 import json
 import threading
 import time
@@ -450,10 +451,17 @@ def test_a_run_destroys_nothing_that_was_not_saved(
         lab.run(block=True)
     assert lab.records == first
     assert colours(lab) == {"rgba(128,128,128,0.6)"}
+    click(lab, "Run")
+    lab.cancel()
+    lab.wait(5)
+    lab.overlay(None)
+    assert lab._actions.status.endswith("4 records of earlier runs to save")
     monkeypatch.setattr(bench, "compare_decode", compare_decode)
     lab.run(block=True)
     second = lab.records
-    assert lab._actions.status == "done: 2 of 2 points measured, 8 records to save"
+    assert lab._actions.status == (
+        "done: 2 of 2 points measured, 8 records to save (4 of earlier runs)"
+    )
     file = lab.save(tmp_path / "all.jsonl")
     assert results.load(file) == ([*first, *second], [])
 
@@ -522,6 +530,36 @@ def test_a_visitor_takes_the_records_home(tmp_path: Path, monkeypatch: pytest.Mo
     assert [json.loads(line) for line in content.splitlines()] == lab.records
     assert 'download="2026-01-01-0123456.jsonl"' in link
     assert not (tmp_path / "saved").exists()
+
+
+def test_the_file_of_the_notebook_holds_a_picture_and_the_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown: list[str] = []
+
+    def keep(what: Any, *, display_id: str) -> None:
+        assert display_id in what.data  # by which the live panel hides it
+        shown.append(what.data)
+
+    monkeypatch.setattr("IPython.get_ipython", lambda: object())
+    monkeypatch.setattr("IPython.display.display", keep)
+    monkeypatch.setattr("IPython.display.update_display", keep)
+    lab = small(points=2)
+    camera, asked = lab._kept._camera, lab._kept._camera.asked
+    lab._repr_mimebundle_()
+    assert "No panel here?" in shown[-1]
+    control(lab, "cache_hit").value = 0.5
+    assert camera.asked == asked + 1
+    lab.run(block=True)
+    assert camera.asked > asked + 1
+    sent = "data:image/png;base64,iVBORw0KGgo="
+    camera._handle_custom_msg({"picture": sent}, [])
+    assert f'src="{sent}"' in shown[-1]
+    assert html.escape(results.finding(lab.records)) in shown[-1]
+    assert "No panel here?" not in shown[-1]
+    for forged in ("javascript:alert(1)", 'data:image/png;base64,"><script>', 5, None):
+        camera._handle_custom_msg({"picture": forged}, [])
+    assert len(shown) == 2
 
 
 def test_every_control_is_an_argument() -> None:

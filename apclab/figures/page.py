@@ -124,7 +124,7 @@ def sweep_panels(
     if len(frame) and not measured:
         title = "first and last step are missing:<br>press Run to measure them"
     if others:
-        title = "measured with other settings:<br>press Run for those that are set"
+        title = "measured with other settings:<br>press Run for these"
     panels = {
         "time": time_panel(measured, x, view, saved=saved, xs=xs, title=title, given=given),
         "bandwidth": bandwidth_panel(

@@ -164,7 +164,7 @@ def _slider(name: str) -> Any:
         description=label,
         tooltip=tooltip,
         continuous_update=False,
-        layout={"width": "228px" if isinstance(high, float) else "176px"},
+        layout={"width": "228px" if isinstance(high, float) else "158px"},
         style={"description_width": "66px"},
         **step,
     )
@@ -172,4 +172,4 @@ def _slider(name: str) -> Any:
 
 def _field(name: str) -> Any:
     label, tooltip = _WORDS[name]
-    return ipw.IntText(tooltip=f"{label}: {tooltip}", layout={"width": "72px"})
+    return ipw.IntText(tooltip=f"{label}: {tooltip}", layout={"width": "62px"})

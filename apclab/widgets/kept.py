@@ -33,19 +33,19 @@ class Camera(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no typ
     # plotly draws layers of SVG with all their style in them, one on top of the other
     _esm = """
     async function photograph(plot) {
-      const layers = plot.querySelectorAll(".svg-container > .main-svg");
-      if (!layers.length) return null;
-      const {width, height} = layers[0].getBoundingClientRect();
+      const layers = [...plot.querySelectorAll(".svg-container > .main-svg")];
+      const {width, height} = layers[0]?.getBoundingClientRect() ?? {};
       if (!width) return null;
+      const whole = layers[0].cloneNode(true);  // what one layer defines another one uses
+      for (const layer of layers.slice(1)) whole.append(...layer.cloneNode(true).childNodes);
+      const text = new XMLSerializer().serializeToString(whole);
+      const image = new Image();
+      image.src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(text);
+      await image.decode();
       const canvas = document.createElement("canvas");
-      [canvas.width, canvas.height] = [Math.round(width), Math.round(height)];
-      for (const layer of layers) {
-        const image = new Image();
-        const text = new XMLSerializer().serializeToString(layer);
-        image.src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(text);
-        await image.decode();
-        canvas.getContext("2d").drawImage(image, 0, 0);
-      }
+      // so wide that it is sharp, whatever the page was then
+      [canvas.width, canvas.height] = [1200, Math.round(1200 * height / width)];
+      canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
       return canvas.toDataURL("image/png");
     }
     export default { render({model, el}) {

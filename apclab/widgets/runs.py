@@ -105,12 +105,20 @@ class Runs:
         if job.status == "running":
             phase = job.latest.phase if isinstance(job.latest, Progress) else ""
             return f"{self.name} measures {points} points" + (phase and f": {phase}")
-        to_save = f", {len(self.unsaved)} records to save" if self.unsaved else ""
+        to_save = self._to_save()
         if job.status == "idle" or not settings.measures_like(self._asked):
             return f"{self.name}: press Run to measure {len(settings.xs())} points" + to_save
         cut = self._heard - self.points_done
         short = f", {cut} cut short" if cut > 0 else ""
         return f"{job.status}: {self.points_done} of {points} points measured{short}{to_save}"
+
+    def _to_save(self) -> str:
+        count, own = len(self.unsaved), len(self.records) if self.measured else 0
+        if not count:
+            return ""
+        if not own:
+            return f", {count} records of earlier runs to save"
+        return f", {count} records to save" + (f" ({count - own} of earlier runs)" * (count > own))
 
     def _steps(self) -> Iterator[tuple[float, Progress]]:
         """The sweep, with a note on disk for the case that the kernel dies in it."""

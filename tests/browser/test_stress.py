@@ -21,8 +21,8 @@ from tests import fakes
 bench.compare_decode = fakes.compare_decode
 starts = []
 def counted(panel):
-    start = panel._job.start
-    panel._job.start = lambda steps: starts.append(panel.name) or start(steps)
+    start = panel._runs.job.start
+    panel._runs.job.start = lambda steps: starts.append(panel.name) or start(steps)
     return panel
 lab = counted(DecodeLab(batch=12, budget_s=0.05))
 lab
@@ -245,7 +245,7 @@ def test_a_kernel_that_died_in_a_run_is_told(desk: Desk) -> None:  # the last on
     desk.lab.choose(page, "File", "Save Notebook")
     until(lambda: "apclab-gone" in desk.lab.saved(), "the saved page")
     page.reload()
-    gone = page.locator(".apclab-gone", has_text="it was restarted, or it died").first
+    gone = page.locator(".apclab-gone", has_text="the new panel says so").first
     gone.wait_for(timeout=120_000)
     look(page, "lab-after-kernel-death.png")
     desk.lab.open_and_run_all(page)
