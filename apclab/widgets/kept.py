@@ -7,6 +7,7 @@ page says. A live panel hides it.
 
 import html
 import re
+from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
@@ -20,9 +21,10 @@ _NO_PANEL = (
     "No panel here? Then the kernel that it lived in is gone: it was restarted, or it died. Run "
     "the cell again; when that cut a run short, the new panel says so."
 )
+# a page that was loaded again does not hear of later pictures, so a picture says when it was taken
 _PICTURE_OF = (
-    "The panel as it last was; run the cell again for a live one. When the end of its kernel cut "
-    "a run short, the new panel says so."
+    "The panel as it was on {when}; run the cell again for a live one. When the end of its kernel "
+    "cut a run short, the new panel says so."
 )
 _PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]+")
 
@@ -74,7 +76,7 @@ class Kept:
 
     def __init__(self) -> None:
         self._id = f"apclab-{uuid4().hex}"
-        self._words, self._picture = "", ""
+        self._words = self._picture = self._when = ""
         self._shown = False
         self._camera = Camera(layout={"display": "none"})
         self._camera.on_msg(self._develop)
@@ -86,7 +88,8 @@ class Kept:
     def take(self, words: str) -> None:
         """Ask for a picture of the page as it is now; `words` are what it says."""
         self._words = words
-        self._camera.asked += 1
+        if self._shown:
+            self._camera.asked += 1
 
     def show(self) -> None:
         """Put the output into the cell that runs."""
@@ -104,6 +107,7 @@ class Kept:
         from IPython.display import HTML, update_display
 
         self._picture = picture
+        self._when = f"{datetime.now(UTC):%Y-%m-%d at %H:%M} UTC"
         update_display(HTML(self._html()), display_id=self._id)  # type: ignore[no-untyped-call]
 
     def _html(self) -> str:
@@ -111,7 +115,7 @@ class Kept:
         picture, hint = "", _NO_PANEL
         if self._picture:
             picture = f'<img src="{self._picture}" alt="{words}" style="max-width: 100%">'
-            hint = _PICTURE_OF
+            hint = _PICTURE_OF.format(when=self._when)
         return (
             f'<div class="apclab-kept {self._id}">{picture}<p><b>{words}</b></p>'
             f'<p class="apclab-gone">{hint}</p></div>'
