@@ -70,9 +70,12 @@ class Desk:
             until(lambda: self.lab.points(self.page) == self.points, "all points on the page")
 
     def measured(self, points: int) -> None:
-        """So many points are measured, and the page shows them."""
-        until(lambda: self.lab.ask("len(lab.records)") >= 2 * points, "points in the kernel", 60)
-        until(lambda: self.lab.points(self.page) >= points, "points on the page")
+        """So many points of this run are measured, and the page shows them.
+
+        Until the first one is there the run before it stays.
+        """
+        until(lambda: self.lab.ask("lab._runs.points_done") >= points, "points in the kernel", 60)
+        until(lambda: points <= self.lab.points(self.page) < self.points, "points on the page")
 
     def says(self, words: str, seconds: float = 60, panel: int = 0) -> float:
         """Wait for words in a panel; seconds that it took."""
