@@ -18,6 +18,7 @@ import pytest
 from apclab import attention, bench, clock, results
 from apclab.cli import doctor, lab, run
 from apclab.workload import OWN_HISTORY, Workload
+from tests import notebooks
 from tests.sample_records import sample_pair
 
 Calls = list[dict[str, Any]]
@@ -529,7 +530,10 @@ def test_a_signal_in_a_real_run(number: signal.Signals, step_file: Callable[...,
 # --- the lab
 
 
-def test_lab_serves_the_decode_lab(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lab_serves_copies_of_the_notebooks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "execv", lambda program, command: started.append((program, command)))
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
@@ -539,6 +543,10 @@ def test_lab_serves_the_decode_lab(monkeypatch: pytest.MonkeyPatch) -> None:
     ((program, command),) = started
     assert program == sys.executable
     assert "--LabApp.default_url=/lab/tree/00_the_question.ipynb" in command
+    served = tmp_path / "apclab-notebooks"  # to run and save one there changes no committed file
+    assert f"--ServerApp.root_dir={served}" in command
+    shipped = {path.name: path.read_bytes() for path in lab.notebooks().glob("*.ipynb")}
+    assert {path.name: path.read_bytes() for path in served.iterdir()} == shipped
     assert {"--ServerApp.port=8899", "--ServerApp.ip=127.0.0.1"} <= set(command)
     assert "--allow-root" in command
     assert ("--no-browser" in command) == sys.platform.startswith("linux")
@@ -559,7 +567,9 @@ def test_lab_really_starts(tmp_path: Path) -> None:
     }
     env = {key: value for key, value in env.items() if key not in ("DISPLAY", "WAYLAND_DISPLAY")}
     command = [sys.executable, "-m", "apclab", "lab", "--port", "0", "--no-browser"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as process:
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path
+    ) as process:
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
         said = any("/lab/tree/00_the_question.ipynb?token=" in line for line in lines)
@@ -575,12 +585,30 @@ def test_copies_keep_folders_and_never_overwrite(
     (source / "deep").mkdir(parents=True)
     (source / "a.ipynb").write_text("a", encoding="utf-8")
     (source / "deep" / "b.csv").write_text("b", encoding="utf-8")
+    (source / ".ipynb_checkpoints").mkdir()
+    (source / ".ipynb_checkpoints" / "a-checkpoint.ipynb").write_text("old", encoding="utf-8")
     target.mkdir()
     (target / "a.ipynb").write_text("mine", encoding="utf-8")
     lab.copy_notebooks(source, target)
-    assert "1 files copied, 1 already there" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1 files copied, 1 already there" in said
+    assert "not as this version has them: a.ipynb; remove them" in said
     assert (target / "a.ipynb").read_text("utf-8") == "mine"
     assert (target / "deep" / "b.csv").read_text("utf-8") == "b"
+    assert not (target / ".ipynb_checkpoints").exists()
+
+
+def test_a_copy_that_only_was_run_is_this_version_s(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "00_the_question.ipynb"
+    ran = notebooks.read(lab.notebooks() / name)
+    for cell in ran.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], 99
+    notebooks.write(ran, tmp_path / name)
+    lab.copy_notebooks(lab.notebooks(), tmp_path)
+    assert "not as this version" not in capsys.readouterr().out
 
 
 # --- the doctor

@@ -16,7 +16,7 @@ from apclab.bench.probes import Ladder
 from apclab.bench.record import make_records
 from apclab.bench.step import Step, blocks_of, decode_step, tables_step
 from apclab.blocks import BlockTable
-from apclab.clock import Cancelled, CpuShare, event_time, interleave
+from apclab.clock import Cancelled, CpuShare, alone, event_time, interleave
 from apclab.results import Record, unsettled
 from apclab.specs import ModelShape
 from apclab.specs import model as model_named
@@ -25,6 +25,7 @@ from apclab.workload import Workload
 Array = NDArray[Any]
 
 
+@alone("compare_decode")
 def compare_decode(
     workload: Workload,
     model: str | ModelShape = "llama-13b",
@@ -75,6 +76,7 @@ def compare_decode(
         One record a case, in the order of `cases`.
 
     Raises:
+        Busy: another measurement runs on this machine.
         Cancelled: `cancelled` said so; its `records` hold what was timed until then.
         OutOfMemory: it does not fit; the message holds the arithmetic.
         TypeError, ValueError: an argument is wrong.
@@ -98,6 +100,7 @@ def compare_decode(
     return _measure(decode_step(workload, block_size=block_size, step=step), shape, how)
 
 
+@alone("compare_tables")
 def compare_tables(
     tables: BlockTable, model: str | ModelShape = "llama-13b", **how: Any
 ) -> list[Record]:
@@ -115,6 +118,7 @@ def compare_tables(
     return _measure(tables_step(tables), model_named(model), How(**how).resolved())
 
 
+@alone("measure_touch")
 def measure_touch(step: Step, model: ModelShape, **how: Any) -> dict[str, dict[str, list[float]]]:
     """Time a step's kernel beside a pass that only loads the same addresses in the same order.
 

@@ -12,12 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
 from multiprocessing.synchronize import Event
 from typing import Any
 
 from apclab.campaign.context import Context, DeviceLost, Item, Settings, reason
-from apclab.clock import Cancelled
+from apclab.clock import Cancelled, alone
 
 
 def work(pipe: Connection, stop: Event, settings: Settings, items: Sequence[Item]) -> None:
@@ -38,7 +39,9 @@ def work(pipe: Connection, stop: Event, settings: Settings, items: Sequence[Item
         except OSError:  # the campaign is gone: there is nobody to measure for
             os._exit(1)
 
+    held = ExitStack()  # until the process ends
     try:
+        held.enter_context(alone("apclab campaign"))
         facts = _hello(settings)
     except Exception as error:
         send("missing", str(error) if _expected(error) else reason(error))
@@ -68,7 +71,7 @@ def _die_with_campaign() -> None:
 
 
 def _expected(error: Exception) -> bool:
-    return type(error).__name__ == "Unavailable"
+    return type(error).__name__ in ("Busy", "Unavailable")
 
 
 def _hello(settings: Settings) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def calibrate(
     # numba takes its time to import, and bad arguments should fail before that
     from apclab import bench
     from apclab.attention import Unavailable
-    from apclab.clock import Cancelled
+    from apclab.clock import Busy, Cancelled
 
     records: list[Record] = []
     stopped = False
@@ -71,7 +71,7 @@ def calibrate(
         except Cancelled as stop:
             records += stop.records
             stopped = True
-        except Unavailable as error:
+        except (Busy, Unavailable) as error:
             raise CommandError(3, str(error)) from error
     save_and_show(records, save=save, show=print_json if json_lines else _print)
     return 130 if stopped else 0

@@ -148,7 +148,7 @@ def measure(
     # numba takes its time to import, and bad arguments should fail before that
     from apclab.attention import Unavailable
     from apclab.bench import compare_decode, compare_tables
-    from apclab.clock import Cancelled
+    from apclab.clock import Busy, Cancelled
 
     compare: Any = compare_decode if isinstance(subject, Workload) else compare_tables
     with watch() as terminal:
@@ -158,7 +158,7 @@ def measure(
             )
         except Cancelled as error:
             return list(getattr(error, "records", [])), True
-        except Unavailable as error:
+        except (Busy, Unavailable) as error:
             raise CommandError(3, str(error)) from error
         return records, terminal.cancelled()
 
