@@ -159,7 +159,10 @@ def _pool(
 ) -> BlockPool | BlockPoolV0:
     if config.policy == "v0":
         return BlockPoolV0(num_blocks, block_size=block_size, enable_prefix_caching=caching)
-    return BlockPool(num_blocks, block_size=block_size, enable_prefix_caching=caching, keys=keys)
+    return BlockPool(
+        num_blocks, block_size=block_size, enable_prefix_caching=caching, keys=keys,
+        drop_last_block=config.drop_last_block,
+    )  # fmt: skip
 
 
 def prime(pool: BlockPool | BlockPoolV0, workload: Workload) -> None:

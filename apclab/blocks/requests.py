@@ -32,6 +32,7 @@ class RequestPool(BlockStore):
         reuse: Reuse = "front",
         watermark: float = 0.0,
         force_miss: bool = False,
+        drop_last_block: bool = False,
         record_events: bool = False,
         lifetimes: Lifetimes | None = None,
         remember: int = 64,
@@ -45,6 +46,7 @@ class RequestPool(BlockStore):
         )
         self.enable_prefix_caching = bool(enable_prefix_caching)
         self.force_miss = bool(force_miss)
+        self.drop_last_block = bool(drop_last_block)
         self.stats = PrefixCacheStats()
         self._watermark = int(fraction("watermark", watermark) * self.num_blocks)
         self._keys = make_keys(keys, self.block_size)

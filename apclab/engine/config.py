@@ -28,6 +28,8 @@ class EngineConfig:
         prefill_schedule_interval: prefill is held back for this many steps after one that carried
             it, while something decodes and the queue was drained (v1).
         scheduler_reserve_full_isl: admit only whom the free blocks can hold whole (v1).
+        drop_last_block: the last block of each hit is computed anew, as with EAGLE and MTP (v1);
+            whoever makes the pool gives it to the pool.
 
     Raises:
         ValueError: a value is out of range.
@@ -44,6 +46,7 @@ class EngineConfig:
     long_prefill_token_threshold_adaptive: bool = False
     prefill_schedule_interval: int = 1
     scheduler_reserve_full_isl: bool = True
+    drop_last_block: bool = False
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -54,6 +57,8 @@ class EngineConfig:
                 )
         if self.policy == "v0" and self.queue != "fcfs":
             raise ValueError(f"policy v0 knows the queue fcfs only, got {self.queue!r}")
+        if self.policy == "v0" and self.drop_last_block:
+            raise ValueError("policy v0 has no drop_last_block; take v1")
         for name in ("max_num_batched_tokens", "max_num_seqs", "prefill_schedule_interval"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
