@@ -2,8 +2,16 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from apclab.blocks.keys import ExtraKeys, Key
+
+
+class Hit(NamedTuple):
+    """The longest cached prefix of a prompt."""
+
+    block_ids: list[int]
+    num_tokens: int  # a multiple of the block size, below the prompt's number of tokens
 
 
 @dataclass(slots=True, eq=False)
