@@ -175,7 +175,7 @@ def prime(pool: BlockPool | BlockPoolV0, workload: Workload) -> None:
 
 
 # what a point of a sweep may set, beside the fields of a workload
-ENGINE_FIELDS = ("policy", "queue", "max_num_batched_tokens", "max_num_seqs")
+ENGINE_FIELDS = (*("policy", "queue", "max_num_batched_tokens", "max_num_seqs", "drop_last_block"),)
 OTHER_FIELDS = ("model", "device", "dtype", "block_size", "num_blocks", "fixed_s")
 
 

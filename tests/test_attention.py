@@ -276,7 +276,7 @@ def long_step(tokens: int, heads: int) -> tuple[Launch, dict[str, Any]]:
     rng = np.random.default_rng(0)
     shape = (tokens // 16, 16, heads, 64)
     key_cache, value_cache = (rng.standard_normal(shape, np.float32) for _ in range(2))
-    arrays = {
+    arrays: dict[str, Any] = {
         "query": rng.standard_normal((1, heads, 64), np.float32),
         "key_cache": key_cache, "value_cache": value_cache,
         "block_tables": np.arange(tokens // 16, dtype=np.int32)[None],
@@ -312,3 +312,12 @@ def test_a_comparison_looks_up_before_each_pair() -> None:
     with pytest.raises(KeyboardInterrupt):
         compare(launch, **arrays, look=look)
     assert len(seen) == 3
+
+
+def test_no_compiler_no_cpu_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays: dict[str, Any] = Case(seq_lens=(33,)).arrays()
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    with pytest.raises(Unavailable, match="NUMBA_DISABLE_JIT forbids that; unset it"):
+        plan(**arrays, backend="cpu")
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "0")
+    plan(**arrays, backend="cpu")

@@ -292,6 +292,16 @@ def test_eagle_drops_the_last_block_found(length: int, found: int) -> None:
     pool.check()
 
 
+@pytest.mark.parametrize(("length", "found"), [(1024, 0), (1025, 1024), (2047, 1024), (4096, 3072)])
+def test_a_repeated_prompt_in_large_blocks(length: int, found: int) -> None:
+    # vllm-ascend issue 7965: the block of the last token is computed, whatever its size
+    pool = BlockPool(30, block_size=1024)
+    pool.allocate_slots("first", list(range(length)))
+    hit = pool.allocate_slots("again", list(range(length)))
+    assert hit is not None
+    assert hit.num_tokens == found
+
+
 def test_cached_blocks_that_nobody_finds() -> None:
     # I10: freed last block first, a block's ancestors outlive it; only `evict` breaks a chain
     pool = BlockPool(6, block_size=2)

@@ -1,7 +1,11 @@
 """The clock: order of calls, cold and warm hooks, cancel, and what it says of the machine."""
 
+import os
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +38,19 @@ def test_the_budget_ends_it_and_progress_reaches_one() -> None:
     assert len(samples["a"]) >= 5
     assert told == sorted(told)
     assert told[-1] == 1.0
+
+
+def test_rounds_go_on_while_it_is_unsettled_and_patience_lasts() -> None:
+    def rounds(patience: float) -> int:
+        # the budget is over before the first round is
+        samples = clock.interleave(
+            {"a": [lambda: None]}, budget_s=1e-9, min_rounds=2, patience=patience,
+            unsettled=lambda so_far: len(so_far["a"]) < 7,
+        )  # fmt: skip
+        return len(samples["a"])
+
+    assert rounds(patience=1e15) == 7
+    assert rounds(patience=1.0) == 2
 
 
 def test_cancel_is_asked_before_every_call() -> None:
@@ -116,3 +133,26 @@ def test_a_timer_of_ones_own_times_the_launches() -> None:
     )
     assert samples == {"a": [1.0, 2.0, 3.0]}  # the first was the warm-up
     assert len(called) == 4
+
+
+def test_memory_is_known_where_there_is_no_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone() -> Any:
+        raise FileNotFoundError(2, "No such file or directory", "/proc/meminfo")
+
+    monkeypatch.setattr("psutil.virtual_memory", gone)
+    # the function of that name hides the module
+    monkeypatch.setattr(sys.modules["apclab.clock.machine"], "_read", lambda _path: None)
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < clock.memory_available() <= pages
+
+
+def test_a_neighbour_shows_in_the_share_of_the_cores() -> None:
+    with clock.CpuShare(1) as alone:
+        total = sum(i * i for i in range(300_000))
+    with clock.CpuShare(1) as idle:
+        time.sleep(0.05)
+    assert total
+    assert alone.value is not None
+    assert idle.value is not None
+    # sleeping is what a process does whose core somebody else has
+    assert idle.value < 0.5 * alone.value <= 1.1

@@ -193,16 +193,16 @@ def test_arrivals_are_waited_for() -> None:
 
 def test_a_trace_runs_by_its_own_keys() -> None:
     trace = [TraceRequest(0.0, 40, 3, (7, 8, 9)), TraceRequest(9.0, 40, 0, (7, 8, 10))]
-    whole = simulated(list(trace_requests(trace, 16, 16)))
+    whole = simulated(list(trace_requests(enumerate(trace), 16, 16)))
     # each id stands for two blocks of 8: the same two ids are found
     pool = BlockPool(100, block_size=8)
-    halves = run(trace_requests(trace, 8, 16), EngineConfig(), pool, cost)
+    halves = run(trace_requests(enumerate(trace), 8, 16), EngineConfig(), pool, cost)
     assert [r.first_hit_tokens for r in whole.requests] == [0, 32]
     assert [r.first_hit_tokens for r in halves.requests] == [0, 32]
-    nothing = run(trace_requests(trace, 16, None), EngineConfig(), BlockPool(99), cost)
+    nothing = run(trace_requests(enumerate(trace), 16, None), EngineConfig(), BlockPool(99), cost)
     assert nothing.summary()["hit_rate"] < 1
     with pytest.raises(ValueError, match="block_size must divide the trace's, 512, got 48"):
-        list(trace_requests(trace, 48, 512))
+        list(trace_requests(enumerate(trace), 48, 512))
 
 
 def test_the_interval_of_prefill_counts_from_a_last_chunk_of_one_token() -> None:

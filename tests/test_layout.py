@@ -1,6 +1,7 @@
 """The house keeps its arrows: which room may import which, and one door per heavy dependency."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,42 +16,21 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"apclab": ROOT / "apclab", "apclab_kernels": ROOT / "kernels" / "apclab_kernels"}
 MODULES = sorted(path for folder in PACKAGES.values() for path in folder.rglob("*.py"))
 
-# room -> the rooms it may import; the ground floor imports nothing of ours
-TABLES = {"specs", "results", "metrics", "blocks", "workload", "traces", "cache_sim", "replay"}
-MODELS = {"memory_model", "decompose", "explain", "profiles", "engine"}
-ARROWS: dict[str, set[str]] = {
-    "specs": set(),
-    "results": set(),
-    "metrics": set(),
-    "blocks": set(),
-    "workload": set(),
-    "jobs": set(),
-    "clock": set(),
-    "apclab_kernels": set(),
-    "traces": {"workload"},
-    # the kernels' word on where compiled code can be kept
-    "cache_sim": {"blocks", "apclab_kernels"},
-    "replay": {"traces", "blocks", "cache_sim"},
-    "engine": {"blocks", "workload", "metrics"},
-    "attention": {"apclab_kernels"},
-    "memory_model": {"specs", "results", "blocks", "cache_sim"},
-    "decompose": {"engine", "memory_model", "metrics", "workload", "blocks", "specs"},
-    "model": {"attention"},
-    "bench": {
-        *("attention", "clock", "blocks", "workload", "specs", "results", "engine", "model"),
-    },
-    # which cases, which workload, and what a stopped measurement kept
-    "campaign": {
-        *("bench", "clock", "decompose", "memory_model", "results", "specs", "workload"),
-    },
-    "sweep": {"results"},
-    "profiles": {"specs", "blocks"},
-    "explain": {"profiles", "memory_model", "specs"},
-    "figures": TABLES | MODELS,
-    "__main__": {"cli", "campaign"},
-}
-EVERYTHING = {*ARROWS, "widgets", "cli"} - {"__main__"}
-ARROWS |= {"widgets": EVERYTHING - {"cli"}, "cli": EVERYTHING}
+DESIGN = ROOT / "docs" / "design.md"
+
+
+def arrows_of(text: str) -> dict[str, set[str]]:
+    """Room -> the rooms it may import, from the table of the design."""
+    rows = re.findall(r"(?m)^\| `(\w+)` \|[^|]+\|([^|]*)\|$", text.partition("## Words")[0])
+    everything = {room for room, _ in rows} - {"__main__"}
+    made = {}
+    for room, allowed in rows:
+        names = set(re.findall(r"`(\w+)`", allowed))
+        made[room] = everything - names - {room} if "all" in allowed else names
+    return made
+
+
+ARROWS = arrows_of(DESIGN.read_text(encoding="utf-8"))
 
 # what `from apclab import name` may name besides rooms and their exports
 OPEN_TO_ALL = {"data_dir", "__version__"}
@@ -172,6 +152,21 @@ def _module_name(path: Path) -> str:
     folder = next(folder for folder in PACKAGES.values() if path.is_relative_to(folder))
     parts = path.relative_to(folder.parent).with_suffix("").parts
     return ".".join(part for part in parts if part != "__init__")
+
+
+def test_the_design_names_every_room_and_arrows_point_down() -> None:
+    rooms = {room_of(_module_name(path)) for path in MODULES} - {"apclab"}
+    assert rooms == ARROWS.keys()
+    for allowed in ARROWS.values():
+        assert allowed <= ARROWS.keys()
+    built: set[str] = set()
+    while left := {room for room in ARROWS if room not in built}:
+        floor = {room for room in left if ARROWS[room] - {room} <= built}
+        assert floor, f"a circle among {sorted(left)}"
+        built |= floor
+    assert ARROWS["attention"] == {"apclab_kernels"}
+    assert "cli" not in ARROWS["widgets"]
+    assert "bench" not in ARROWS["figures"]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=_module_name)

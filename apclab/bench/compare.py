@@ -1,6 +1,6 @@
 """One decode step measured in every case: made by the pool, checked in float64, then timed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from apclab.bench.record import make_records
 from apclab.bench.step import Step, blocks_of, decode_step, tables_step
 from apclab.blocks import BlockTable
 from apclab.clock import Cancelled, CpuShare, event_time, interleave
-from apclab.results import Record
+from apclab.results import Record, unsettled
 from apclab.specs import ModelShape
 from apclab.specs import model as model_named
 from apclab.workload import Workload
@@ -62,7 +62,8 @@ def compare_decode(
         order: "request", "head" or "auto".
         l2: "cold": a call finds nothing of its own in the caches; "warm": all that fits.
         step: which decode step, "first", "mid" or "last".
-        budget_s: seconds of timing; at least five rounds are measured in any case.
+        budget_s: seconds of timing; at least five rounds are measured in any case, and up to three
+            budgets are spent while the noise is wider than what is between two cases.
         memory_limit: bytes that all of it may take; None means 80 % of what is at hand.
         threads: of the CPU kernel; None means all.
         pairs: (request, head) pairs compared with the reference; None means all.
@@ -153,11 +154,19 @@ def _measure(step: Step, model: ModelShape, how: How) -> list[Record]:
         how.tell(0.0, f"checking {case} against float64")
         checks[case] = bound.check(case)
     how.tell(0.05, "timing")
+    more: list[bool] = []  # rounds beyond the budget
+
+    def noisy(samples: Mapping[str, Sequence[float]]) -> bool:
+        if found := unsettled(samples):
+            more.append(found)
+        return found
+
     calls, cores = bound.timed(), CpuShare(bound.threads or 1)
     try:
         with cores:
             samples = interleave(
                 calls, budget_s=how.budget_s, between=bound.between, cancelled=how.cancelled,
+                unsettled=noisy,
                 progress=lambda part: how.tell(0.05 + 0.95 * part, "timing"),
                 timer=event_time if how.kind == "cuda" else None,
             )  # fmt: skip
@@ -166,6 +175,10 @@ def _measure(step: Step, model: ModelShape, how: How) -> list[Record]:
             bound.memory.notes.append("stopped before its time")
             stop.records = _records(bound, ladder, checks, stop.samples, cores)
         raise
+    if more:
+        bound.memory.notes.append(
+            f"rounds beyond the budget: {len(more)}, as the noise was wider than the gap"
+        )
     return _records(bound, ladder, checks, samples, cores)
 
 

@@ -13,6 +13,7 @@ from apclab import specs
 from apclab.cli.report import check_outputs, write_figure
 from apclab.cli.sweep import run_sweep
 from apclab.cli.terminal import CommandError, stderr, stdout, watch
+from apclab.clock import memory_available
 from apclab.decompose import ARMS, Simulation
 from apclab.decompose import simulate as run_arms
 from apclab.engine import EngineConfig, Request, Stuck
@@ -20,6 +21,7 @@ from apclab.engine.config import BATCHED_TOKENS
 from apclab.engine.intake import trace_requests, workload_requests
 from apclab.memory_model import StepRates, calibrated_rates
 from apclab.results import load
+from apclab.traces import Trace, read_trace
 from apclab.workload import Workload
 
 _ISSUE = Workload(primed=False)
@@ -56,6 +58,17 @@ def simulate(
     ] = None,
     limit: Annotated[int | None, _asked("Requests of the trace to read at most.")] = None,
     skip_bad: Annotated[bool, _asked("Leave bad lines of the trace out.")] = False,
+    as_lengths: Annotated[
+        bool, _asked("Take the trace's lengths alone: nothing is shared.", "--as-lengths")
+    ] = False,
+    drop_last_block: Annotated[
+        bool,
+        typer.Option(
+            "--drop-last-block",
+            help="As with EAGLE and MTP, the last block of a hit is computed anew (v1).",
+            rich_help_panel="The engine",
+        ),
+    ] = False,
     policy: Annotated[
         str, _engine("v1: mixed steps (vLLM 0.33); v0: prefill first (May 2024).")
     ] = "v1",
@@ -100,6 +113,7 @@ def simulate(
     config = EngineConfig(
         policy=policy, queue=queue, max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens or BATCHED_TOKENS.get(policy, 8192),
+        drop_last_block=drop_last_block,
     )  # fmt: skip
     shape = specs.model(model)
     size = block_size or 16
@@ -110,6 +124,7 @@ def simulate(
             "policy": policy, "queue": queue, "max_num_seqs": max_num_seqs, "model": model,
             "device": device, "dtype": dtype, "block_size": size, "fixed_s": fixed_ms / 1e3,
             "max_num_batched_tokens": max_num_batched_tokens, "num_blocks": num_blocks,
+            "drop_last_block": drop_last_block or None,
         }  # fmt: skip
         others = {
             "--trace": trace, "--kv-gb": kv_gb, "--html": html, "--calibration": calibration,
@@ -118,6 +133,7 @@ def simulate(
             raise CommandError(2, f"a sweep does without {', '.join(given)}")
         given_point = {name: value for name, value in point.items() if value is not None}
         return run_sweep(given_point, sweep or [], out, scheduler, json_lines=json_lines)
+    opened: Trace | None = None
     if trace is None:
         workload = replace(
             _ISSUE, batch=batch, input_len=input_len, output_len=output_len, cache_hit=cache_hit,
@@ -130,7 +146,7 @@ def simulate(
                 -(input_len + output_len) // size
             )
     else:
-        size, requests = _of_trace(trace, block_size, limit, skip_bad)
+        opened, size, requests = _of_trace(trace, block_size, limit, skip_bad, as_lengths)
         kv_gb = kv_gb if kv_gb is not None or num_blocks else 40.0
     if kv_gb is not None:
         num_blocks = 1 + int(kv_gb * 1e9 // (shape.token_bytes(dtype) * shape.num_layers * size))
@@ -141,6 +157,8 @@ def simulate(
             raise CommandError(2, problems[0] if problems else f"{calibration}: no calibration")
         rates = calibrated_rates(records, dtype, fixed_s=fixed_ms / 1e3)
     with watch("simulating; Ctrl-C stops and shows what is done") as watching:
+        if opened is not None:
+            opened.cancelled = watching.cancelled
         try:
             found = run_arms(
                 requests, shape, rates, config=config, dtype=dtype, block_size=size,
@@ -159,6 +177,8 @@ def simulate(
         from apclab import figures
 
         write_figure(figures.tpot_terms(found.rows(), title=found.finding(), theme="light"), html)
+    for line in opened.remarks() if opened else ():
+        stderr().print(line, markup=False, soft_wrap=True)
     if stopped:
         stderr().print("stopped by Ctrl-C")
     return 130 if stopped else 0
@@ -169,13 +189,21 @@ def _arriving(workload: Workload, rate: float, samples: int) -> Callable[[], Ite
 
 
 def _of_trace(
-    path: Path, block_size: int | None, limit: int | None, skip_bad: bool
-) -> tuple[int, Callable[[], Iterable[Request]]]:
-    from apclab.traces import read_trace
-
-    opened = read_trace(path, limit=limit, skip_bad=skip_bad)
+    path: Path, block_size: int | None, limit: int | None, skip_bad: bool, as_lengths: bool
+) -> tuple[Trace, int, Callable[[], Iterable[Request]]]:
+    opened = read_trace(
+        path, limit=limit, skip_bad=skip_bad, as_lengths=as_lengths,
+        most_bytes=memory_available() // 2,
+    )  # fmt: skip
     size = block_size or opened.block_size or 16
-    return size, lambda: trace_requests(opened, size, opened.block_size)
+    if block_size and opened.cut_here:
+        opened.block_size = block_size
+    room = memory_available() // len(ARMS)  # requests of all runs are held
+    return (
+        opened,
+        size,
+        lambda: trace_requests(opened.located(), size, opened.block_size, most_bytes=room),
+    )
 
 
 def _print(found: Simulation) -> None:

@@ -167,11 +167,13 @@ def _memory() -> tuple[int, str]:
 def _free() -> int:
     try:
         import psutil
-    except ImportError:  # a campaign runs where it is missing
+
+        return int(psutil.virtual_memory().available)
+    # a campaign runs where psutil is missing, and some sandboxes have no /proc for it to read
+    except (ImportError, OSError):
         if found := re.search(r"^MemAvailable:\s+(\d+) kB", _read("/proc/meminfo") or "", re.M):
             return int(found[1]) * 1024
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    return int(psutil.virtual_memory().available)
 
 
 def container_memory_left(root: Path, membership: Path) -> int | None:

@@ -90,8 +90,8 @@ def make_known(pool: BlockPool | BlockPoolV0, request: Request, number: int) -> 
     blocks = -(-request.num_prompt_tokens // pool.block_size)
     if blocks > pool.num_blocks - 1:
         raise ValueError(
-            f"a prompt of {request.num_prompt_tokens} tokens needs {blocks} blocks of "
-            f"{pool.block_size}, the pool has {pool.num_blocks - 1} ({request.request_id!r})"
+            f"request {request.request_id!r}: a prompt of {request.num_prompt_tokens} tokens needs "
+            f"{blocks} blocks of {pool.block_size}, the pool has {pool.num_blocks - 1}"
         )
     if request.token_ids is None:
         request.pool = pool.add_hashed_request(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from apclab import data_dir
+from apclab.results.gain import dram_rates, point_of
 from apclab.results.record import Record
 from apclab.results.store import load, measured_dir
 
@@ -73,21 +74,19 @@ def frame(records: Iterable[Record]) -> "pd.DataFrame":
     """One row a record, flat columns; of zero records, the same columns and no row.
 
     Two columns are added, the place on the reuse roofline: `x` = logical_bytes / distinct_bytes
-    and `y` = gb_per_s / the device's DRAM rate (NaN where that is not known). A measured rate is a
-    ceiling, so all rows of one device and thread count are held against the highest of theirs.
+    and `y` = gb_per_s / the device's DRAM rate (NaN where that is not known; see `dram_rates`).
     """
     import pandas as pd
 
+    records = list(records)
     rows = [
         {name: _pick(record, where) for name, (where, _) in _COLUMNS.items()} for record in records
     ]
     table = pd.DataFrame(rows, columns=list(_COLUMNS))
     table = table.astype({name: dtype for name, (_, dtype) in _COLUMNS.items()})
-    table["x"] = table["logical_bytes"] / table["distinct_bytes"]
-    same = ["device", "threads", "dram_basis"]
-    ceiling = table.groupby(same, dropna=False)["dram_gb_per_s"].transform("max")
-    table["y"] = table["gb_per_s"] / ceiling.where(
-        table["dram_basis"] == "measured", table["dram_gb_per_s"]
+    points = map(point_of, records, dram_rates(records))
+    table[["x", "y"]] = pd.DataFrame(
+        [(point.x, point.y) for point in points], columns=["x", "y"], dtype="float64"
     )
     return table
 
