@@ -333,10 +333,11 @@ class BlockPool:
         if cached:
             store.touch(cached)
         self._requests.admit(request)
-        request.block_ids = cached.copy()
         request.num_cached_tokens = hit.num_tokens
         request.num_computed_tokens = num_computed
-        self._take(request, num_new)
+        taken, dropped = store.take(num_new)
+        request.block_ids = cached + taken
+        self._observer.taken(taken, dropped, self.now)
         self._publish(request, len(cached), num_computed // size)
         reads = self.enable_prefix_caching and not request.skip_reading_prefix_cache
         self._observer.admitted(request, cached, self.now, reads=reads)
@@ -377,7 +378,9 @@ class BlockPool:
             if num_new > self._store.queue.count:
                 return None
             if num_new:
-                added = self._take(request, num_new)
+                added, dropped = self._store.take(num_new)
+                request.block_ids += added
+                self._observer.taken(added, dropped, self.now)
             if (full := after // size) * size > before:
                 self._publish(request, before // size, full)
         request.num_computed_tokens = after
@@ -461,13 +464,6 @@ class BlockPool:
         if self.drop_last_block and cached:
             cached.pop()
         return Hit(cached, len(cached) * self.block_size)
-
-    def _take(self, request: Request, count: int) -> list[int]:
-        """Blocks from the front of the free queue, which end the table from now on."""
-        taken, dropped = self._store.take(count)
-        request.block_ids += taken
-        self._observer.taken(taken, dropped, self.now)
-        return taken
 
     def _publish(self, request: Request, start: int, end: int) -> None:
         """Give their keys to blocks start to end - 1 of a request, as far as it has keys."""

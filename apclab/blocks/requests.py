@@ -141,7 +141,7 @@ class Requests:
 
     def waiting(self, request_id: Hashable) -> Request:
         """A known request that holds no blocks; ValueError if it is not."""
-        request = self.get(request_id)
+        request = self.known.get(request_id) or self.get(request_id)
         if request.block_ids:
             raise ValueError(f"request_id must be waiting, {request_id!r} holds blocks already")
         return request
@@ -164,7 +164,7 @@ class Requests:
 
     def end(self, request_id: Hashable) -> list[int]:
         """A request is forgotten; the blocks that it held. ValueError if it is not known."""
-        request = self.get(request_id)
+        request = self.known.get(request_id) or self.get(request_id)
         del self.known[request_id]
         self.live.pop(request_id, None)
         held, request.block_ids = request.block_ids, []

@@ -60,10 +60,13 @@ class BlockStore:
     def touch(self, block_ids: list[int]) -> None:
         """One more reference to each; those that were free leave the queue."""
         ref_cnt = self.ref_cnt
-        if idle := [block for block in block_ids if not ref_cnt[block]]:
-            self.queue.remove_n(idle)
+        idle: list[int] = []
         for block in block_ids:
-            ref_cnt[block] += 1
+            if not (count := ref_cnt[block]):
+                idle.append(block)
+            ref_cnt[block] = count + 1
+        if idle:
+            self.queue.remove_n(idle)
 
     def take(self, count: int) -> tuple[list[int], list[Key]]:
         """Blocks from the front of the free queue, with one reference, and the keys they lost."""
