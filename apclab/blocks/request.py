@@ -42,7 +42,7 @@ class Request:
     keys: list[Key]
     tail: bytes = b""  # int32 tokens behind the last key; empty with caching off
     extra: ExtraKeys | None = None
-    tokens: bytes | None = None  # int32, kept for events only
+    tokens: bytes | None = None  # int32, kept for events, and by the pool of May 2024
     skip_reading_prefix_cache: bool = False
     block_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
