@@ -107,7 +107,7 @@ def test_without_a_free_block_nobody_goes_on() -> None:
 MISUSE: list[tuple[Callable[[BlockPoolV0], object], str]] = [
     (lambda p: p.admit("x"), "request_id must be one of 2 known, got 'x'"),
     (lambda p: p.admit("live"), "must be waiting, 'live' holds blocks already"),
-    (lambda p: p.admit("waiting", 4), "num_new_tokens must be None, policy v0 takes whole prompts, got 4"),
+    (lambda p: p.admit("waiting", 4), "num_new_tokens must be None for policy v0, got 4"),
     (lambda p: p.compute("waiting"), "request_id must be one of 1 live, got 'waiting'"),
     (lambda p: p.compute("live"), "must be 1 and all that 'live' has without a slot, got 1 of 0"),
     (lambda p: p.preempt("waiting"), "request_id must be one of 1 live, got 'waiting'"),

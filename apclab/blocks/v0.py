@@ -140,9 +140,7 @@ class BlockPoolV0:
         """
         request = self._requests.waiting(request_id)
         if num_new_tokens is not None:
-            raise ValueError(
-                f"num_new_tokens must be None, policy v0 takes whole prompts, got {num_new_tokens}"
-            )
+            raise ValueError(f"num_new_tokens must be None for policy v0, got {num_new_tokens}")
         count = -(-request.num_tokens // self.block_size)
         if self.num_free - count < self._watermark:
             return None
@@ -232,7 +230,7 @@ class BlockPoolV0:
             raise ValueError("policy v0 has no skip_reading_prefix_cache")
 
     def _use(self, request: Request) -> None:
-        """All its tokens have slots, its blocks are in use; the full ones but the last are computed."""
+        """All its tokens have slots; its full blocks but the last count as computed."""
         request.num_computed_tokens = request.num_tokens
         for block in request.block_ids:
             self._blocks[block].last_accessed = self.now
