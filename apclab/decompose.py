@@ -243,9 +243,7 @@ def prime(pool: BlockPool | BlockPoolV0, workload: Workload) -> None:
     for number, prompt in enumerate(workload.primers()):
         name = ("primer", number)
         pool.add_request(name, prompt)
-        pool.admit(name) if isinstance(pool, BlockPool) else pool.admit(name, 0)
-        if isinstance(pool, BlockPoolV0):
-            pool.mark_computed(name)
+        pool.admit(name)
         pool.free(name)
 
 

@@ -10,8 +10,6 @@ import pytest
 from apclab.blocks import BlockPool, BlockTable, ExactKeys, Hit, Key
 from apclab.workload import ISSUE_4860, OWN_HISTORY, Workload
 
-LEFT_OUT = ("_keys", "_prompts")  # what was hashed is no state of a block
-
 
 def admit_all(pool: BlockPool, workload: Workload, step: str = "mid") -> list[Hit]:
     """Prime the pool, admit the batch, generate up to the step; nothing may be refused."""
@@ -162,16 +160,37 @@ def test_first_of_equal_blocks_answers() -> None:
     pool.check()
 
 
+def unreachable_blocks(pool: BlockPool) -> list[int]:
+    """Blocks with an exact key whose parent no block carries: cached, and never found (I10).
+
+    None where every block has one owner: a request's last block is reused first. Duplicates,
+    requests that do not read the cache, and `evict` can leave some.
+    """
+    made, store = pool._requests.keys, pool._store
+    assert isinstance(made, ExactKeys)
+    # keys of a trace are no bytes, and their parents are not known
+    keys = ((block, key) for block, key in enumerate(store.key_of) if isinstance(key, bytes))
+    parents = ((block, made.parent(key)) for block, key in keys)
+    return [b for b, key in parents if key != ExactKeys.ROOT and key not in store.cached.first]
+
+
+def vars_of(slotted: Any) -> dict[str, Any]:
+    return {name: getattr(slotted, name) for name in type(slotted).__slots__}
+
+
 def snapshot(pool: BlockPool) -> Any:
     """All that a refusal must leave alone; a prompt that was hashed once may stay hashed."""
-    state = {name: value for name, value in vars(pool).items() if name not in LEFT_OUT}
-    state |= {
-        "_cached": (pool._cached.first, pool._cached.others),
-        "stats": (pool.stats.counters(), list(pool.stats.newest)),
-        "_queue": pool.free_queue(),
-        "_requests": [(name, asdict(request)) for name, request in pool._requests.items()],
-        "_live": list(pool._live),
-        "_memory": [request.request_id for request, _ in pool._memory._prompts],
+    requests, store = pool._requests, pool._store
+    state = vars(pool) | {
+        "_store": vars(store) | {"queue": store.queue.ids(), "cached": vars_of(store.cached)},
+        "_observer": vars(pool._observer) | {"stats": vars_of(pool.stats)},
+        "stats": None,
+        "_requests": [
+            [(name, asdict(request)) for name, request in requests.known.items()],
+            list(requests.live),
+            requests.admissions,
+            [request.request_id for request, _ in requests.memory._prompts],
+        ],
     }
     return copy.deepcopy(state)
 

@@ -89,38 +89,44 @@ def test_pool_arguments(arguments: dict[str, Any], error: type[Exception], messa
 
 def give_away(pool: Any, **changes: Any) -> Any:
     for name, value in changes.items():
-        setattr(pool._requests["a"], name, value)
+        setattr(pool._requests.known["a"], name, value)
 
 
 def refer(pool: Any, counts: dict[int, int]) -> Any:
     for block, count in counts.items():
-        pool._ref_cnt[block] = count
+        pool._store.ref_cnt[block] = count
 
 
 # each breaks a sound pool in one place; "a" and "b" share blocks 1 and 2, "a" holds 3, "b" 4
 BROKEN: list[tuple[str, Callable[[Any], object]]] = [
-    ("I1", lambda p: p._queue.remove_n([5])),
-    ("I1", lambda p: p._queue.append_n([1])),
-    ("I1", lambda p: p._queue.append_n([5])),
-    ("I1", lambda p: p._queue._next.__setitem__(6, 5)),
-    ("I1", lambda p: p._queue._previous.__setitem__(9, 7)),
-    ("I2", lambda p: p._ref_cnt.__setitem__(1, 1)),
-    ("I3", lambda p: setattr(p._queue, "count", 5)),
-    ("I3", lambda p: p._key.__setitem__(0, b"")),
-    ("I4", lambda p: p._cached.first.pop(p._key[2])),
-    ("I4", lambda p: p._key.__setitem__(2, None)),
-    ("I4", lambda p: p._cached.others.setdefault(b"", {})),
-    ("I4", lambda p: p._cached.others.setdefault(p._key[2], {})),
-    ("I4", lambda p: p._cached.others.setdefault(p._key[2], {2: None})),
-    ("I5", lambda p: p._requests["a"].keys.pop()),
-    ("I5", lambda p: p._requests["a"].keys.reverse()),
-    ("I5", lambda p: (p._key.__setitem__(3, p._key[1]), p._cached.insert(p._key[1], 3))),
+    ("I1", lambda p: p._store.queue.remove_n([5])),
+    ("I1", lambda p: p._store.queue.append_n([1])),
+    ("I1", lambda p: p._store.queue.append_n([5])),
+    ("I1", lambda p: p._store.queue._next.__setitem__(6, 5)),
+    ("I1", lambda p: p._store.queue._previous.__setitem__(9, 7)),
+    ("I2", lambda p: p._store.ref_cnt.__setitem__(1, 1)),
+    ("I3", lambda p: setattr(p._store.queue, "count", 5)),
+    ("I3", lambda p: p._store.key_of.__setitem__(0, b"")),
+    ("I4", lambda p: p._store.cached.first.pop(p._store.key_of[2])),
+    ("I4", lambda p: p._store.key_of.__setitem__(2, None)),
+    ("I4", lambda p: p._store.cached.others.setdefault(b"", {})),
+    ("I4", lambda p: p._store.cached.others.setdefault(p._store.key_of[2], {})),
+    ("I4", lambda p: p._store.cached.others.setdefault(p._store.key_of[2], {2: None})),
+    ("I5", lambda p: p._requests.known["a"].keys.pop()),
+    ("I5", lambda p: p._requests.known["a"].keys.reverse()),
+    (
+        "I5",
+        lambda p: (
+            p._store.key_of.__setitem__(3, p._store.key_of[1]),
+            p._store.cached.insert(p._store.key_of[1], 3),
+        ),
+    ),
     ("I6", lambda p: give_away(p, num_computed_tokens=7)),
     ("I6", lambda p: give_away(p, block_ids=[2, 1, 3])),
     ("I6", lambda p: give_away(p, num_tokens=4)),
     ("I2", lambda p: (give_away(p, block_ids=[1, 3, 3]), refer(p, {2: 1, 3: 2}))),
-    ("I9", lambda p: p._requests.pop("a")),
-    ("I9", lambda p: p._requests.__setitem__("c", p._requests["a"])),
+    ("I9", lambda p: p._requests.known.pop("a")),
+    ("I9", lambda p: p._requests.known.__setitem__("c", p._requests.known["a"])),
     ("I7", lambda p: give_away(p, num_cached_tokens=1)),
     ("I7", lambda p: give_away(p, num_cached_tokens=6)),
     ("I14", lambda p: setattr(p, "enable_prefix_caching", False)),

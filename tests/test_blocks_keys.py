@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apclab.blocks import BlockPool, DigestKeys, ExactKeys, ExtraKeys, Hit, Key
-from apclab.blocks.invariants import unreachable_blocks
 from apclab.blocks.keys import make_keys
 from apclab.blocks.prompts import PromptKeys
+from tests.test_blocks import unreachable_blocks
 
 KINDS = ["exact", "sha256", "xxh3"]
 

@@ -184,8 +184,32 @@ def test_module_keeps_arrows_and_doors(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=_module_name)
 def test_module_is_short_and_says_what_it_is(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
-    assert len(source.splitlines()) <= 300
+    assert len(source.splitlines()) <= most_lines(source)
     assert ast.get_docstring(ast.parse(source))
+
+
+def most_lines(source: str) -> int:
+    """300, and 500 for one class that is one thing: cut to please a number, it would read worse."""
+    defined = [
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    return 500 if len(defined) == 1 and isinstance(defined[0], ast.ClassDef) else 300
+
+
+@pytest.mark.parametrize(
+    ("source", "most"),
+    [
+        ("import ast\n\nLEAST = 1\n\nclass One: ...", 500),
+        ("class One: ...\n\nclass Two(One): ...", 300),
+        ("class One: ...\n\ndef helper(): ...", 300),
+        ("def one(): ...", 300),
+        ("LEAST = 1", 300),
+    ],
+)
+def test_only_one_class_alone_may_be_long(source: str, most: int) -> None:
+    assert most_lines(source) == most
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,17 @@
 `BlockPool` hands out blocks as vLLM 0.33 does, `BlockTable` is what a decode kernel sees of them,
 `Sharing` counts how often a block is read. Pure Python; NumPy for tokens and exports.
 
-    pool          BlockPool by hand: allocate_slots, append_tokens, free, reset, explain_hit
-    admission     what a scheduler asks for: lookup, admit, compute, preempt, free
-    requests      tokens become known: add_request, add_hashed_request, add_tokens, generate
-    store         the blocks alone: reference counts, keys, free queue
+    pool        BlockPool, what a scheduler asks for; the v0 pool of May 2024 has the same face
+    requests    its requests: tokens become known, are hashed once, and wait for blocks
+    store       its blocks: reference counts, keys, free queue
+    observer    what it tells: hits, events, lifetimes
 """
 
-from apclab.blocks.admission import Hit
 from apclab.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from apclab.blocks.keys import DigestKeys, ExactKeys, ExtraKeys, Key
 from apclab.blocks.pool import BlockPool
 from apclab.blocks.queues import CachedBlocks, FreeQueue
-from apclab.blocks.request import Request
+from apclab.blocks.request import Hit, Request
 from apclab.blocks.stats import HitRate, Lifetimes, PrefixCacheStats, Residency
 from apclab.blocks.table import CSR, BlockTable, Int32, Sharing
 from apclab.blocks.v0 import BlockPoolV0

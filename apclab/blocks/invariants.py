@@ -12,10 +12,10 @@ from apclab.blocks.keys import ExactKeys
 from apclab.blocks.request import Request
 
 if TYPE_CHECKING:
-    from apclab.blocks.requests import RequestPool
+    from apclab.blocks.pool import BlockPool
 
 
-def check_pool(pool: "RequestPool") -> None:
+def check_pool(pool: "BlockPool") -> None:
     """Check I1 to I7, I9 and I14.
 
     I1: every block but the null block is either in the free queue or referenced.
@@ -33,70 +33,52 @@ def check_pool(pool: "RequestPool") -> None:
     """
     for problem in _problems(pool):
         raise RuntimeError(problem)
-    for request in pool._live.values():
+    for request in pool._requests.live.values():
         request.checked_ids = list(request.block_ids)
 
 
-def unreachable_blocks(pool: "RequestPool") -> list[int]:
-    """Blocks with an exact key whose parent no block carries: cached, and never found (I10).
-
-    None where every block has one owner: a request's last block is reused first. Duplicates,
-    requests that do not read the cache, and `evict` can leave some.
-
-    Raises:
-        ValueError: the pool's keys are digests, which do not name their parents.
-    """
-    if not isinstance(pool._keys, ExactKeys):
-        raise ValueError('keys must be "exact" to know the parents of blocks')
-    first = pool._cached.first
-    first = pool._cached.first
-    # keys of a trace are no bytes, and their parents are not known
-    keys = ((block, key) for block, key in enumerate(pool._key) if isinstance(key, bytes))
-    parents = ((block, pool._keys.parent(key)) for block, key in keys)
-    return [block for block, key in parents if key != ExactKeys.ROOT and key not in first]
-
-
-def _problems(pool: "RequestPool") -> Iterator[str]:
+def _problems(pool: "BlockPool") -> Iterator[str]:
     yield from _ownership(pool)
     yield from _keys(pool)
-    for request in pool._live.values():
+    for request in pool._requests.live.values():
         yield from _table(pool, request)
         yield from _chain(pool, request)
 
 
-def _ownership(pool: "RequestPool") -> Iterator[str]:
-    holders = Counter(block for r in pool._live.values() for block in r.block_ids)
+def _ownership(pool: "BlockPool") -> Iterator[str]:
+    store, live = pool._store, pool._requests.live
+    holders = Counter(block for r in live.values() for block in r.block_ids)
     try:
-        queue = pool._queue.ids()
+        queue = store.queue.ids()
     except RuntimeError as error:
         yield f"I1: {error}"
         return
     free = set(queue)
     for block in range(1, pool.num_blocks):
-        if (block in free) == (pool._ref_cnt[block] > 0):
+        if (block in free) == (store.ref_cnt[block] > 0):
             yield f"I1: block {block} must be free or referenced, not both, not neither"
-        if pool._ref_cnt[block] != holders[block]:
+        if store.ref_cnt[block] != holders[block]:
             yield (
-                f"I2: block {block} has ref_cnt {pool._ref_cnt[block]} and {holders[block]} tables"
+                f"I2: block {block} has ref_cnt {store.ref_cnt[block]} and {holders[block]} tables"
             )
-    held = sum(count > 0 for count in pool._ref_cnt)
+    held = sum(count > 0 for count in store.ref_cnt)
     if not len(free) == len(queue) == pool.num_free == pool.num_blocks - 1 - held:
         yield f"I3: {pool.num_free} free and {held} referenced of {pool.num_blocks - 1} blocks"
-    if 0 in free or holders[0] or pool._key[0] is not None:
+    if 0 in free or holders[0] or store.key_of[0] is not None:
         yield "I3: the null block 0 must stay unused"
-    for name, request in pool._requests.items():
-        if bool(request.block_ids) != (name in pool._live):
+    for name, request in pool._requests.known.items():
+        if bool(request.block_ids) != (name in live):
             yield f"I9: request {name!r} must hold blocks exactly while it is live"
-    if len(pool._live) != sum(bool(r.block_ids) for r in pool._requests.values()):
+    if len(live) != sum(bool(r.block_ids) for r in pool._requests.known.values()):
         yield "I9: a live request must be known"
     entries = holders.total()
     if len(holders) > entries or (not pool.enable_prefix_caching and len(holders) < entries):
         yield f"I14: {len(holders)} distinct blocks in {entries} table entries"
 
 
-def _keys(pool: "RequestPool") -> Iterator[str]:
-    cached = pool._cached
-    for block, key in enumerate(pool._key):
+def _keys(pool: "BlockPool") -> Iterator[str]:
+    key_of, cached = pool._store.key_of, pool._store.cached
+    for block, key in enumerate(key_of):
         if key is not None and block not in cached.blocks(key):
             yield f"I4: block {block} carries key {key!r}, which does not name it"
     for key in (*cached.first, *cached.others):
@@ -105,11 +87,11 @@ def _keys(pool: "RequestPool") -> Iterator[str]:
         if len(set(blocks)) < len(blocks) or cached.others.get(key) == {}:
             yield f"I4: key {key!r} names blocks {blocks}, one twice, or keeps an empty rest"
         for block in blocks:
-            if pool._key[block] != key:
-                yield f"I4: key {key!r} names block {block}, which carries {pool._key[block]!r}"
+            if key_of[block] != key:
+                yield f"I4: key {key!r} names block {block}, which carries {key_of[block]!r}"
 
 
-def _table(pool: "RequestPool", request: Request) -> Iterator[str]:
+def _table(pool: "BlockPool", request: Request) -> Iterator[str]:
     name, size = request.request_id, pool.block_size
     if len(request.block_ids) != -(-request.num_computed_tokens // size):
         yield (
@@ -130,20 +112,20 @@ def _table(pool: "RequestPool", request: Request) -> Iterator[str]:
         yield f"I7: request {name!r} hit {cached} of {request.num_tokens} tokens"
 
 
-def _chain(pool: "RequestPool", request: Request) -> Iterator[str]:
-    name, keys = request.request_id, request.keys
+def _chain(pool: "BlockPool", request: Request) -> Iterator[str]:
+    name, keys, key_of = request.request_id, request.keys, pool._store.key_of
     full = request.num_computed_tokens // pool.block_size
     for i, block in enumerate(request.block_ids):
         # a key that was evicted by hand is missing, and nothing else may stand there
         expected = keys[i] if i < min(full, len(keys)) else None
-        if pool._key[block] not in (None, expected):
-            yield f"I5: block {block} of request {name!r} carries {pool._key[block]!r}"
+        if key_of[block] not in (None, expected):
+            yield f"I5: block {block} of request {name!r} carries {key_of[block]!r}"
     if request.num_given_tokens is None:
         return
     given = request.num_given_tokens // pool.block_size if pool.enable_prefix_caching else 0
     if len(keys) != given:
         yield f"I5: request {name!r} has {given} full blocks and {len(keys)} keys"
-    if isinstance(pool._keys, ExactKeys):
+    if isinstance(made := pool._requests.keys, ExactKeys):
         for parent, key in zip([ExactKeys.ROOT, *keys], keys, strict=False):
-            if pool._keys.parent(key) != parent:
+            if made.parent(key) != parent:
                 yield f"I5: request {name!r} has key {key!r} behind {parent!r}, not its parent"

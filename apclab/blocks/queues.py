@@ -61,22 +61,15 @@ class FreeQueue:
 
     def append_n(self, block_ids: Iterable[int]) -> None:
         """Put ids at the end, in their order."""
-        following, previous, end = self._next, self._previous, self._end
-        last, count = previous[end], 0
-        for block in block_ids:
-            following[last] = block
-            previous[block] = last
-            last = block
-            count += 1
-        following[last] = end
-        previous[end] = last
-        self.count += count
+        self._insert(block_ids, self._previous[self._end], self._end)
 
     def prepend_n(self, block_ids: Iterable[int]) -> None:
         """Put ids at the front, in their order: the first of them is the next to be reused."""
-        following, previous = self._next, self._previous
-        last = self._end
-        front, count = following[last], 0
+        self._insert(block_ids, self._end, self._next[self._end])
+
+    def _insert(self, block_ids: Iterable[int], last: int, front: int) -> None:
+        """Put ids between two that follow each other."""
+        following, previous, count = self._next, self._previous, 0
         for block in block_ids:
             following[last] = block
             previous[block] = last

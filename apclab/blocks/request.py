@@ -2,8 +2,16 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from apclab.blocks.keys import ExtraKeys, Key
+
+
+class Hit(NamedTuple):
+    """The longest cached prefix of a prompt."""
+
+    block_ids: list[int]
+    num_tokens: int  # a multiple of the block size, below the prompt's number of tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +42,7 @@ class Request:
     keys: list[Key]
     tail: bytes = b""  # int32 tokens behind the last key; empty with caching off
     extra: ExtraKeys | None = None
-    tokens: bytes | None = None  # int32, kept for events only
+    tokens: bytes | None = None  # int32, kept for events, and by the pool of May 2024
     skip_reading_prefix_cache: bool = False
     block_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0

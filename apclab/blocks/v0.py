@@ -10,12 +10,15 @@ is no recording of it. One fault of that version is not kept: an evicted block l
 its mark (vLLM pull request 5364).
 """
 
-from collections.abc import Hashable, Sequence
+import math
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from apclab.arguments import INT32_MOST, fraction, truth, whole_number
-from apclab.blocks.keys import TOKEN_BYTES, ExactKeys, ExtraKeys, Key, TokenIds, tokens_to_bytes
-from apclab.blocks.request import Request
+from apclab.blocks.keys import TOKEN_BYTES, ExtraKeys, Key, TokenIds
+from apclab.blocks.request import Hit, Request
+from apclab.blocks.requests import Requests
 from apclab.blocks.table import BlockTable
 
 
@@ -24,12 +27,15 @@ class _Block:
     ref_cnt: int = 0
     key: Hashable = None
     depth: int = 0  # blocks that its key stands for
-    last_accessed: int = -1
-    computed: bool = False
+    last_accessed: float = -1
+    computed_at: float = math.inf
 
 
 class BlockPoolV0:
     """Fixed number of KV cache blocks, shared at once, skipped when computed.
+
+    An engine asks of it what it asks of a `BlockPool`, but for what May 2024 did not have: no
+    chunks, no requests that do not read the cache.
 
     Args:
         num_blocks: blocks; block 0 is not used, as in `BlockPool`.
@@ -37,10 +43,17 @@ class BlockPoolV0:
         enable_prefix_caching: False: nothing is ever shared.
         watermark: fraction of the blocks that an admission leaves free.
 
+    Attributes:
+        now: the step or any clock, set by the caller: who was used longest ago loses its block, and
+            what a step computes is skipped by prompts of later ones.
+        num_copied: blocks that were copied because their owner wrote on.
+
     Raises:
         TypeError: a number is none.
         ValueError: block_size below 1, num_blocks below 2, watermark out of range.
     """
+
+    policy: ClassVar[Literal["v0"]] = "v0"  # of the engine that goes with it
 
     def __init__(
         self,
@@ -53,20 +66,27 @@ class BlockPoolV0:
         self.num_blocks = whole_number("num_blocks", num_blocks, 2, INT32_MOST)
         self.block_size = whole_number("block_size", block_size, 1, INT32_MOST)
         self.enable_prefix_caching = truth("enable_prefix_caching", enable_prefix_caching)
+        self.now = 0.0
         self.num_copied = 0  # blocks that were copied because their owner wrote on
         self._watermark = int(fraction("watermark", watermark) * (self.num_blocks - 1))
-        self._keys = ExactKeys(self.block_size)
+        self._requests = Requests(
+            self.num_blocks, self.block_size, "exact", caching=self.enable_prefix_caching,
+            keep_tokens=True, remember=0,
+        )  # fmt: skip
         self._blocks = [_Block() for _ in range(self.num_blocks)]
         self._unused = list(range(self.num_blocks - 1, 0, -1))
         self._held: dict[Hashable, int] = {}  # key -> block in use
         self._evictable: dict[Hashable, int] = {}  # key -> block that nobody holds, oldest first
-        self._requests: dict[Hashable, Request] = {}
         self._nameless = 0
 
     @property
     def num_free(self) -> int:
         """Blocks that no request holds, cached ones included."""
         return len(self._unused) + len(self._evictable)
+
+    def block_table(self, request_ids: Iterable[Hashable] | None = None) -> BlockTable:
+        """As `BlockPool.block_table`."""
+        return self._requests.block_table(request_ids)
 
     def add_request(
         self,
@@ -77,14 +97,9 @@ class BlockPoolV0:
         extra: ExtraKeys | None = None,
         skip_reading_prefix_cache: bool = False,
     ) -> Request:
-        """As `BlockPool.add_request`."""
-        if skip_reading_prefix_cache:
-            raise ValueError("policy v0 has no skip_reading_prefix_cache")
-        tokens = tokens_to_bytes(token_ids, least=1)
-        given = tokens + tokens_to_bytes(output_token_ids)
-        keys: list[Key] = []
-        self._keys.extend(keys, given, extra)
-        return self._know(request_id, len(tokens) // TOKEN_BYTES, keys, given)
+        """As `BlockPool.add_request`; ValueError for skip_reading_prefix_cache."""
+        self._must_read(skip_reading_prefix_cache)
+        return self._requests.add(request_id, token_ids, output_token_ids, extra, blind=False)
 
     def add_hashed_request(
         self,
@@ -95,113 +110,105 @@ class BlockPoolV0:
         skip_reading_prefix_cache: bool = False,
     ) -> Request:
         """As `BlockPool.add_hashed_request`; a key of the partial last block is used, too."""
-        if skip_reading_prefix_cache:
-            raise ValueError("policy v0 has no skip_reading_prefix_cache")
-        return self._know(request_id, whole_number("num_tokens", num_tokens, 1), list(keys), None)
+        self._must_read(skip_reading_prefix_cache)
+        return self._requests.add_hashed(request_id, keys, num_tokens, blind=False)
 
-    def _know(
-        self, request_id: Hashable, num_tokens: int, keys: list[Key], tokens: bytes | None
-    ) -> Request:
-        if request_id in self._requests:
-            raise ValueError(f"request_id must be new, {request_id!r} is known already")
-        request = Request(request_id, num_tokens, num_tokens, None, keys, tokens=tokens)
-        self._requests[request_id] = request
-        return request
+    def generate(self, request_id: Hashable, num_tokens: int = 1) -> None:
+        """As `BlockPool.generate`."""
+        self._requests.generate(request_id, num_tokens)
 
-    def admit(self, request_id: Hashable, now: int) -> bool:
+    def admit(
+        self,
+        request_id: Hashable,
+        num_new_tokens: int | None = None,
+        *,
+        full_sequence_must_fit: bool = False,  # noqa: ARG002 - it must anyhow
+    ) -> Hit | None:
         """Hold blocks for all tokens of a waiting request, sharing those that others hold.
 
         Args:
             request_id: a known request that holds no blocks.
-            now: number of the step, the time of its blocks' last use.
+            num_new_tokens: None; there are no chunks.
+            full_sequence_must_fit: it must in any case.
 
         Returns:
-            False, and no change, when too few blocks are free; shared ones are not credited.
+            The blocks that are computed already, or None, and no change, when too few blocks are
+            free; shared ones are not credited.
+
+        Raises:
+            ValueError: the request is not known or holds blocks, or a chunk is asked for.
         """
-        request = self._requests[request_id]
+        request = self._requests.waiting(request_id)
+        if num_new_tokens is not None:
+            raise ValueError(f"num_new_tokens must be None for policy v0, got {num_new_tokens}")
         count = -(-request.num_tokens // self.block_size)
         if self.num_free - count < self._watermark:
-            return False
+            return None
+        self._requests.admit(request)
         request.block_ids = [self._take(self._key_of(request, i), i + 1) for i in range(count)]
-        computed = 0
+        computed: list[int] = []
         # the table's last entry is never skipped
         for block in request.block_ids[:-1]:
-            if not self._blocks[block].computed:
+            if self._blocks[block].computed_at >= self.now:
                 break
-            computed += 1
-        request.num_cached_tokens = computed * self.block_size
-        request.num_computed_tokens = request.num_tokens
-        self.access(request_id, now)
-        return True
+            computed.append(block)
+        hit = Hit(computed, len(computed) * self.block_size)
+        request.num_cached_tokens = hit.num_tokens
+        self._use(request)
+        return hit
 
-    def can_append(self) -> bool:
-        """Whether a block is free for a next token, should it need one."""
-        return self.num_free >= 1
-
-    def append(self, request_id: Hashable, now: int) -> None:
-        """A slot for the newest token of a request, which is known but not computed.
+    def compute(self, request_id: Hashable, num_new_tokens: int = 1) -> list[int] | None:
+        """A slot for the newest token of a live request, which is known but not computed.
 
         The last block is copied if others read it, renamed if the token fills it, or followed by
         a new one if it is full.
+
+        Returns:
+            The id of the block that was added, [] when the last one, or its copy, had room, or None
+            when no block is free, needed or not; then nothing has changed.
+
+        Raises:
+            ValueError: the request is not live, or it is not one token that has no slot.
         """
-        request = self._requests[request_id]
+        request = self._requests.alive(request_id)
+        missing = request.num_tokens - request.num_computed_tokens
+        if num_new_tokens != 1 or missing != 1:
+            raise ValueError(
+                f"num_new_tokens must be 1 and all that {request_id!r} has without a slot, "
+                f"got {num_new_tokens} of {missing}"
+            )
+        if self.num_free < 1:
+            return None
         blocks = -(-request.num_tokens // self.block_size)
         full = request.num_tokens % self.block_size == 0
         name = self._key_of(request, blocks - 1) if full else None
+        added: list[int] = []
         if len(request.block_ids) < blocks:
-            request.block_ids.append(self._take(name, blocks))
+            added.append(self._take(name, blocks))
+            request.block_ids += added
         else:
             last = request.block_ids[-1]
             if self._blocks[last].ref_cnt > 1:
                 request.block_ids[-1] = self._take(name, blocks)
-                self._give_back(last)
+                self._give_back([last])
                 self.num_copied += 1
-            elif full and self.enable_prefix_caching:
+            else:
                 request.block_ids[-1] = self._rename(last, name, blocks)
-        request.num_computed_tokens = request.num_tokens
-        self.access(request_id, now)
-
-    def mark_computed(self, request_id: Hashable) -> None:
-        """After scheduling: the full blocks but the last one count as computed from now on."""
-        request = self._requests[request_id]
-        for i in range(request.num_tokens // self.block_size - 2, -1, -1):
-            block = self._blocks[request.block_ids[i]]
-            if block.computed:
-                return
-            block.computed = True
-
-    def access(self, request_id: Hashable, now: int) -> None:
-        """Note the time of use of all blocks of a request."""
-        for block in self._requests[request_id].block_ids:
-            self._blocks[block].last_accessed = now
-
-    def generate(self, request_id: Hashable, num_tokens: int = 1) -> None:
-        """The next tokens become known."""
-        self._requests[request_id].num_tokens += num_tokens
+        self._use(request)
+        return added
 
     def preempt(self, request_id: Hashable) -> None:
         """The request loses its blocks; it computes prompt and output again when it comes back."""
-        request = self._requests[request_id]
-        self._free_blocks(request)
-        request.num_computed_tokens = 0
-        request.num_preemptions += 1
+        self._give_back(self._requests.preempt(request_id))
 
     def free(self, request_id: Hashable) -> None:
         """End a request."""
-        self._free_blocks(self._requests.pop(request_id))
-
-    def block_table(self, request_ids: Sequence[Hashable]) -> BlockTable:
-        """What a decode step of these requests sees."""
-        rows = [self._requests[request_id] for request_id in request_ids]
-        return BlockTable.from_rows(
-            [row.block_ids for row in rows], [row.num_computed_tokens for row in rows],
-            self.block_size,
-        )  # fmt: skip
+        self._give_back(self._requests.end(request_id))
 
     def check(self) -> None:
         """Raise RuntimeError if counts, keys and tables disagree."""
         counts = [0] * self.num_blocks
-        for request in self._requests.values():
+        for request in self._requests.known.values():
             for block in request.block_ids:
                 counts[block] += 1
         for block, record in enumerate(self._blocks):
@@ -218,12 +225,27 @@ class BlockPoolV0:
                 if self._blocks[block].key != key or (counts[block] > 0) != (name == "held"):
                     raise RuntimeError(f"block {block} is listed as {name} under a wrong key")
 
+    def _must_read(self, skip_reading_prefix_cache: bool) -> None:
+        if skip_reading_prefix_cache:
+            raise ValueError("policy v0 has no skip_reading_prefix_cache")
+
+    def _use(self, request: Request) -> None:
+        """All its tokens have slots; its full blocks but the last count as computed."""
+        request.num_computed_tokens = request.num_tokens
+        for block in request.block_ids:
+            self._blocks[block].last_accessed = self.now
+        for i in range(request.num_tokens // self.block_size - 2, -1, -1):
+            record = self._blocks[request.block_ids[i]]
+            if record.computed_at < math.inf:
+                return
+            record.computed_at = self.now
+
     def _key_of(self, request: Request, index: int) -> Hashable:
         """Identity of a block of a request as it stands; None if nothing names it."""
         full = request.num_tokens // self.block_size
         if index < len(request.keys) and (index < full or request.tokens is None):
             return request.keys[index]
-        if request.tokens is None:
+        if request.tokens is None or not self.enable_prefix_caching:
             return None
         start, end = index * self.block_size, request.num_tokens
         parent = request.keys[index - 1] if index else None
@@ -231,7 +253,7 @@ class BlockPoolV0:
 
     def _take(self, key: Hashable, depth: int) -> int:
         """Hold the block of that name, found or new; None makes a name that nobody shares."""
-        if key is None or not self.enable_prefix_caching:
+        if key is None:
             self._nameless += 1
             key = ("nameless", self._nameless)
         block = self._held.get(key)
@@ -260,7 +282,7 @@ class BlockPoolV0:
         if key is None:
             return block
         if key in self._held or key in self._evictable:
-            self._give_back(block)
+            self._give_back([block])
             return self._take(key, depth)
         record = self._blocks[block]
         del self._held[record.key]
@@ -268,14 +290,11 @@ class BlockPoolV0:
         self._held[key] = block
         return block
 
-    def _give_back(self, block: int) -> None:
-        record = self._blocks[block]
-        record.ref_cnt -= 1
-        if record.ref_cnt == 0:
-            del self._held[record.key]
-            self._evictable[record.key] = block
-
-    def _free_blocks(self, request: Request) -> None:
-        for block in reversed(request.block_ids):
-            self._give_back(block)
-        request.block_ids = []
+    def _give_back(self, block_ids: list[int]) -> None:
+        """One reference less, last block first."""
+        for block in reversed(block_ids):
+            record = self._blocks[block]
+            record.ref_cnt -= 1
+            if record.ref_cnt == 0:
+                del self._held[record.key]
+                self._evictable[record.key] = block

@@ -51,13 +51,9 @@ def run(
         TypeError: pool and policy do not go together.
         ValueError: a request is wrong, two have one name, or the cost is no time.
     """
-    if isinstance(pool, BlockPoolV0) != (config.policy == "v0"):
+    if pool.policy != config.policy:
         raise TypeError(f"policy {config.policy} does not go with a {type(pool).__name__}")
-    scheduler: SchedulerV1 | SchedulerV0
-    if isinstance(pool, BlockPoolV0):
-        scheduler = SchedulerV0(config, pool)
-    else:
-        scheduler = SchedulerV1(config, pool)
+    scheduler = SchedulerV0(config, pool) if pool.policy == "v0" else SchedulerV1(config, pool)
     queue = []
     for number, request in enumerate(requests, start=1):
         queue.append(request)

@@ -31,7 +31,6 @@ class SchedulerV0:
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self._arrivals = 0
-        self._step = 0
 
     def add(self, request: Request) -> None:
         """Queue a request. ValueError if its prompt exceeds the budget or the pool."""
@@ -49,12 +48,10 @@ class SchedulerV0:
     def schedule(self) -> StepPlan:
         """Decide one step: its requests have their blocks and count as computed."""
         plan = StepPlan()
+        self.pool.now += 1
         self._prefill(plan)
         if not plan.scheduled:
             self._decode(plan)
-        for request, _ in plan.scheduled:
-            self.pool.mark_computed(request.request_id)
-        self._step += 1
         return plan
 
     def _prefill(self, plan: StepPlan) -> None:
@@ -62,28 +59,27 @@ class SchedulerV0:
         while self.waiting and len(self.running) < self.config.max_num_seqs:
             request = self.waiting[0]
             tokens = request.pool.num_tokens
-            if tokens > budget or not self.pool.admit(request.request_id, self._step):
+            hit = None if tokens > budget else self.pool.admit(request.request_id)
+            if hit is None:
                 return
             budget -= tokens
             self.waiting.popleft()
             self.running.append(request)
-            cached = request.pool.num_cached_tokens
             if request.first_hit_tokens < 0:
-                request.first_hit_tokens = cached
+                request.first_hit_tokens = hit.num_tokens
             plan.admitted.append(request)
-            plan.scheduled.append((request, tokens - cached))
+            plan.scheduled.append((request, tokens - hit.num_tokens))
 
     def _decode(self, plan: StepPlan) -> None:
         for request in list(self.running):
             if request in plan.preempted:
                 break
-            while not self.pool.can_append():
+            while self.pool.compute(request.request_id) is None:
                 victim = self.running[-1]
                 self._preempt(victim)
                 plan.preempted.append(victim)
                 if victim is request:
                     return
-            self.pool.append(request.request_id, self._step)
             plan.scheduled.append((request, 1))
 
     def _preempt(self, request: Request) -> None:
