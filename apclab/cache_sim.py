@@ -24,7 +24,7 @@ ORDERS = ("leaf", "head")
 @cache
 def _compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
     import numba
-    from apclab_kernels.cpu_cache import CACHED  # where there is a folder to keep it in
+    from apclab_kernels.cpu.cache import CACHED  # where there is a folder to keep it in
 
     compiled: Callable[..., Any] = numba.njit(cache=CACHED)(loop)
     return compiled

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from apclab_kernels.reference import Attended, paged_attention_decode
+from apclab_kernels.reference import Attended, output_bound, paged_attention_decode
 from apclab_kernels.runs import Runs, find_runs
-from apclab_kernels.triton_worker import ARRAYS, Tensor
+from apclab_kernels.triton.worker import ARRAYS, Tensor
 
 from tests.interpreted import LAYOUTS, ORDERS, ROUNDED_WEIGHTS, planted, report
-from tests.kernel_cases import DTYPES, ROUNDOFF, Case, assert_exact
+from tests.kernel_cases import DTYPES, Case, assert_exact
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,15 @@ class Kernels(NamedTuple):
 
 def real() -> Kernels:
     """The kernels; imported late, so that pytest can list the names without triton."""
-    from apclab_kernels import triton_cascade, triton_decode, triton_prefill
+    from apclab_kernels.triton import (
+        cascade as triton_cascade,
+    )
+    from apclab_kernels.triton import (
+        decode as triton_decode,
+    )
+    from apclab_kernels.triton import (
+        prefill as triton_prefill,
+    )
 
     return Kernels(triton_decode, triton_prefill, triton_cascade)
 
@@ -261,11 +269,8 @@ def same_where_not_finite(out: Any, lse: Any, truth: Attended, dtype: str) -> No
     """NaN and infinity are where the reference has them; the rest is within its bound."""
     got = out.astype(np.float64)
     finite = np.isfinite(truth.out)
-    u, more = ROUNDOFF[dtype], ROUNDED_WEIGHTS[dtype]
     assert np.array_equal(got[~finite], truth.out[~finite], equal_nan=True), "never written"
-    # what `kernel_cases.assert_exact` allows
-    arithmetic = truth.out_bound[finite] + more * u * truth.spread[finite]
-    bound = arithmetic + max(1.0, more) * u * (np.abs(truth.out[finite]) + arithmetic) + 2.0**-25
+    bound = output_bound(truth, dtype, rounded_weights=ROUNDED_WEIGHTS[dtype])[finite]
     assert (np.abs(got[finite] - truth.out[finite]) <= bound).all(), "out is outside its bound"
     assert np.array_equal(np.isnan(lse), np.isnan(truth.lse)), "lse errs by NaN"
 
@@ -362,7 +367,7 @@ def checks(folder: Path, *, some: bool) -> Iterator[tuple[str, Callable[[], None
         yield f"spoilt {kind} {dtype}", partial(spoilt, step, real())
     # finite numbers are never gone over again, a token after the other
     right = "    return top, total, acc"
-    once = planted(folder, "once", right, f"{right} + 1", "triton_prefill")
+    once = planted(folder, "once", right, f"{right} + 1", "prefill")
     for i in (0, 2, 4):
         step = replace(PREFILLS[i], dtype="float16")
         yield f"once {i}", partial(checked, step, Kernels(triton_prefill=once))

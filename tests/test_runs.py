@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apclab_kernels.runs import Rates, Run, Runs, cascade_pays, choose_runs, find_runs, saved_s
+from apclab_kernels.runs import Rates, Runs, SharedRun, choose_runs, find_runs, saved_s
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -144,8 +144,8 @@ SHAPE = {"block_size": 16, "num_heads": 40, "num_kv_heads": 40, "head_size": 128
 RATES = Rates(100e9, 30e9, 90e9, 20e-6, 50e-6)
 
 
-def run_of(requests: int, blocks: int, first: int = 0) -> Run:
-    return Run(np.arange(requests, dtype=np.int32), first, np.arange(blocks, dtype=np.int32))
+def run_of(requests: int, blocks: int, first: int = 0) -> SharedRun:
+    return SharedRun(np.arange(requests, dtype=np.int32), first, np.arange(blocks, dtype=np.int32))
 
 
 def test_the_rule_in_numbers() -> None:
@@ -153,23 +153,23 @@ def test_the_rule_in_numbers() -> None:
     plain = 63 * block / 90e9
     product = 4 * 64 * 40 * 128 * 16 / 100e9
     assert saved_s(run_of(64, 1), **SHAPE, rates=RATES) == pytest.approx(plain - product - 20e-6)
-    assert cascade_pays(run_of(64, 1), **SHAPE, rates=RATES)
+    assert saved_s(run_of(64, 1), **SHAPE, rates=RATES) > 0
     # a product that is slower than the cache never pays, however long the run
     slow = RATES._replace(product_flop_per_s=40e9)
-    assert not cascade_pays(run_of(64, 1000), **SHAPE, rates=slow)
+    assert saved_s(run_of(64, 1000), **SHAPE, rates=slow) < 0
     # two requests save one cached read of a block, 7 us, less than a run costs; a hundred do not
     fast = RATES._replace(product_flop_per_s=10e12)
-    assert not cascade_pays(run_of(2, 1), **SHAPE, rates=fast)
-    assert cascade_pays(run_of(2, 100), **SHAPE, rates=fast)
+    assert saved_s(run_of(2, 1), **SHAPE, rates=fast) < 0
+    assert saved_s(run_of(2, 100), **SHAPE, rates=fast) > 0
     # the product of two requests takes as long as that of 32
-    assert not cascade_pays(run_of(2, 100), **SHAPE, rates=RATES)
-    assert cascade_pays(run_of(16, 100), **SHAPE, rates=RATES)
+    assert saved_s(run_of(2, 100), **SHAPE, rates=RATES) < 0
+    assert saved_s(run_of(16, 100), **SHAPE, rates=RATES) > 0
 
 
 def test_grouped_heads_save_fewer_bytes_for_the_same_product() -> None:
     grouped = SHAPE | {"num_kv_heads": 8}
-    assert cascade_pays(run_of(64, 16), **SHAPE, rates=RATES)
-    assert not cascade_pays(run_of(64, 16), **grouped, rates=RATES)
+    assert saved_s(run_of(64, 16), **SHAPE, rates=RATES) > 0
+    assert saved_s(run_of(64, 16), **grouped, rates=RATES) < 0
 
 
 def test_runs_that_do_not_pay_are_left_to_the_tails() -> None:

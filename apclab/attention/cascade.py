@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+from apclab_kernels.layout import cache_shape
 from apclab_kernels.runs import Rates, Runs, choose_runs, find_runs, saved_s
 
 from apclab.attention.launch import Int32
@@ -58,11 +59,11 @@ def advise(
 
 
 def _shape(query: Any, key_cache: Any, layout: str) -> dict[str, int]:
-    axes = (1, 2) if layout == "NHD" else (2, 1)
-    block_size, num_kv_heads = (int(key_cache.shape[axis]) for axis in axes)
+    cache = cache_shape(key_cache, layout)
     return {
-        "block_size": block_size, "num_heads": int(query.shape[1]), "num_kv_heads": num_kv_heads,
-        "head_size": int(query.shape[2]), "itemsize": _itemsize(key_cache),
+        "block_size": cache.block_size, "num_heads": int(query.shape[1]),
+        "num_kv_heads": cache.num_kv_heads, "head_size": cache.head_size,
+        "itemsize": _itemsize(key_cache),
     }  # fmt: skip
 
 
