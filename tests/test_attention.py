@@ -281,7 +281,7 @@ def long_step(tokens: int, heads: int) -> tuple[Launch, dict[str, Any]]:
     rng = np.random.default_rng(0)
     shape = (tokens // 16, 16, heads, 64)
     key_cache, value_cache = (rng.standard_normal(shape, np.float32) for _ in range(2))
-    arrays = {
+    arrays: dict[str, Any] = {
         "query": rng.standard_normal((1, heads, 64), np.float32),
         "key_cache": key_cache, "value_cache": value_cache,
         "block_tables": np.arange(tokens // 16, dtype=np.int32)[None],

@@ -3,6 +3,7 @@
 It holds no kernel and no clock. A backend that cannot run here is an error that says why.
 """
 
+from apclab_kernels.reference import ROUNDOFF
 from apclab_kernels.runs import Rates, find_runs
 
 from apclab.attention.cascade import advise
@@ -33,6 +34,7 @@ __all__ = [
     "DTYPES",
     "LAYOUTS",
     "ORDERS",
+    "ROUNDOFF",
     "Comparison",
     "Launch",
     "Rates",

@@ -30,7 +30,8 @@ def gather(cache: Elements, block_table: Int32, seq_len: int, layout: str) -> Fl
     """Collect one sequence from its blocks: float64 [seq_len, num_kv_heads, head_size]."""
     block_size = cache_shape(cache, layout).block_size
     blocks = by_token(cache[block_table[: -(-seq_len // block_size)]], layout)
-    return blocks.reshape(-1, *blocks.shape[2:])[:seq_len].astype(np.float64)
+    tokens: Elements = blocks.reshape(-1, *blocks.shape[2:])[:seq_len]
+    return tokens.astype(np.float64)
 
 
 def paged_attention_decode(

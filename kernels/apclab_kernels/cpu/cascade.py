@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from apclab_kernels.cpu import decode, merge, products
+from apclab_kernels.cpu.spans import Sight
 from apclab_kernels.layout import Elements, Int32, cache_shape
 from apclab_kernels.runs import Runs, tails_of
 
@@ -73,7 +74,7 @@ def run(bound: Bound) -> None:
     merge.run(bound.merge)
 
 
-def _sight(runs: Runs, block_size: int) -> products.Sight:
+def _sight(runs: Runs, block_size: int) -> Sight:
     """All requests of a run see all of its tokens."""
     tables = np.zeros((len(runs.runs), max(len(one.blocks) for one in runs.runs)), np.int32)
     for table, one in zip(tables, runs.runs, strict=True):
@@ -81,7 +82,7 @@ def _sight(runs: Runs, block_size: int) -> products.Sight:
     lens = np.array([len(one.blocks) * block_size for one in runs.runs], np.int32)
     requests = np.concatenate([one.requests for one in runs.runs])
     starts = np.cumsum([0, *(len(one.requests) for one in runs.runs)]).astype(np.int32)
-    return products.Sight(tables, lens, lens, requests, starts)
+    return Sight(tables, lens, lens, requests, starts)
 
 
 def _slots(runs: Runs, batch: int) -> Int32:

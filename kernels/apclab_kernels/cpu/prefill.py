@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from apclab_kernels.cpu import products
+from apclab_kernels.cpu.spans import Sight
 from apclab_kernels.layout import Elements, Int32
 
 
@@ -34,7 +35,7 @@ def bind(
     tokens = np.arange(len(query), dtype=np.int32)
     return products.bind(
         query, key_cache, value_cache,
-        products.Sight(block_tables, seq_lens, first_sees, tokens, query_start_loc),
+        Sight(block_tables, seq_lens, first_sees, tokens, query_start_loc),
         products.results(out, lse, len(seq_lens)), scale=scale, layout=layout, order=order,
     )  # fmt: skip
 
