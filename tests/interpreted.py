@@ -22,7 +22,7 @@ from apclab_kernels.triton.worker import Tensor, interpret
 from tests.kernel_cases import DTYPES, Case, assert_exact, truth_of
 
 # what the kernels have parts of, where a line to be altered may be
-SHARED = ("merge", "tile", "work")
+SHARED = ("triton/merge", "triton/tile", "triton/work", "runs")
 LAYOUTS = ("NHD", "HND")
 ORDERS = ("request", "head")
 SPLITS = (1, 2, 3, 7)
@@ -113,9 +113,9 @@ FAULTY = Case(num_heads=4, num_kv_heads=2, seq_lens=(150, 1, 0, 63))
 
 def kernel() -> Any:
     """The kernel's module; not imported above, so that pytest can list the names without triton."""
-    from apclab_kernels.triton import decode as triton_decode
+    from apclab_kernels.triton import decode
 
-    return triton_decode
+    return decode
 
 
 def attend(case: Case, arrays: dict[str, Any], order: str, splits: int, kernels: Any) -> None:
@@ -170,11 +170,10 @@ def planted(folder: Path, name: str, right: str, wrong: str, of: str = "decode")
     others = shutil.ignore_patterns("__pycache__", "cpu", "aot", "reference.py")
     shutil.copytree(Path(kernel().__file__).parents[1], package, ignore=others)
     # in the module itself, or else in one that it has parts of
-    sources = {n: (package / "triton" / f"{n}.py").read_text("utf-8") for n in (of, *SHARED)}
-    having = [n for n, source in sources.items() if right in source]
+    files = [package / f"{module}.py" for module in (f"triton/{of}", *SHARED)]
+    having = [file for file in files if right in file.read_text("utf-8")]
     assert having, f"no kernel has the line for {name!r} any more"
-    altered = sources[having[0]].replace(right, wrong)
-    (package / "triton" / f"{having[0]}.py").write_text(altered, "utf-8")
+    having[0].write_text(having[0].read_text("utf-8").replace(right, wrong), "utf-8")
     for file in package.rglob("*.py"):
         text = file.read_text("utf-8").replace("apclab_kernels", package.name)
         file.write_text(text, "utf-8")

@@ -52,7 +52,7 @@ class Prefill(Case):
 
     def run(self, arrays: dict[str, Any], kernels: Any) -> tuple[Any, Any]:
         return launch(
-            kernels.triton_prefill, arrays, scale=self.head_size**-0.5, layout=self.layout,
+            kernels.prefill, arrays, scale=self.head_size**-0.5, layout=self.layout,
             order=self.order, splits=self.splits,
         )  # fmt: skip
 
@@ -80,7 +80,7 @@ class Cascade(Case):
 
     def run(self, arrays: dict[str, Any], kernels: Any) -> tuple[Any, Any]:
         return launch(
-            kernels.triton_cascade, arrays, scale=self.head_size**-0.5, layout=self.layout,
+            kernels.cascade, arrays, scale=self.head_size**-0.5, layout=self.layout,
             order=self.order, splits=self.splits, piece_tokens=self.piece, runs=self.runs(arrays),
         )  # fmt: skip
 
@@ -91,7 +91,7 @@ class Decode(Cascade):
 
     def run(self, arrays: dict[str, Any], kernels: Any) -> tuple[Any, Any]:
         return launch(
-            kernels.triton_decode, arrays, scale=self.head_size**-0.5, layout=self.layout,
+            kernels.decode, arrays, scale=self.head_size**-0.5, layout=self.layout,
             order=self.order, splits=self.splits,
         )  # fmt: skip
 
@@ -102,24 +102,16 @@ Step = Prefill | Cascade
 class Kernels(NamedTuple):
     """Modules that a step calls: the kernels' or altered ones."""
 
-    triton_decode: Any = None
-    triton_prefill: Any = None
-    triton_cascade: Any = None
+    decode: Any = None
+    prefill: Any = None
+    cascade: Any = None
 
 
 def real() -> Kernels:
     """The kernels; imported late, so that pytest can list the names without triton."""
-    from apclab_kernels.triton import (
-        cascade as triton_cascade,
-    )
-    from apclab_kernels.triton import (
-        decode as triton_decode,
-    )
-    from apclab_kernels.triton import (
-        prefill as triton_prefill,
-    )
+    from apclab_kernels.triton import cascade, decode, prefill
 
-    return Kernels(triton_decode, triton_prefill, triton_cascade)
+    return Kernels(decode, prefill, cascade)
 
 
 def launch(module: Any, arrays: dict[str, Any], **how: Any) -> tuple[Any, Any]:
@@ -370,9 +362,9 @@ def checks(folder: Path, *, some: bool) -> Iterator[tuple[str, Callable[[], None
     once = planted(folder, "once", right, f"{right} + 1", "prefill")
     for i in (0, 2, 4):
         step = replace(PREFILLS[i], dtype="float16")
-        yield f"once {i}", partial(checked, step, Kernels(triton_prefill=once))
+        yield f"once {i}", partial(checked, step, Kernels(prefill=once))
     for name, fault in FAULTS.items():
-        kind = "triton_" + type(fault.step).__name__.lower()
+        kind = type(fault.step).__name__.lower()
         module = planted(folder, name, fault.right, fault.wrong, kind)
         step = replace(fault.step, dtype="float16")
         yield f"fault: {name}", partial(fault.check, step, Kernels(**{kind: module}))

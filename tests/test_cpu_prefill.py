@@ -261,7 +261,11 @@ def test_cpus_without_avx_512_get_the_same_numbers() -> None:
         "from tests.test_cpu_prefill import *\n"
         "for case, new in SHAPES[1:3]:\n"
         "    arrays = prefill_arrays(case, new)\n"
-        "    assert_exact(*prefill(arrays), truth_of(case, arrays), 'float32')"
+        "    assert_exact(*prefill(arrays), truth_of(case, arrays), 'float32')\n"
+        "from tests.test_cpu_cascade import SHAPES, cascade\n"
+        "for case in SHAPES[:2]:\n"
+        "    arrays = case.arrays()\n"
+        "    assert_exact(*cascade(arrays, 16), truth_of(case, arrays), 'float32')"
     )
     root = Path(__file__).parent.parent
     path = os.pathsep.join([str(root), str(root / "kernels")])

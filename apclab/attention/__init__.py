@@ -7,7 +7,7 @@ from apclab_kernels.reference import ROUNDOFF
 from apclab_kernels.runs import Rates, find_runs
 
 from apclab.attention.cascade import advise
-from apclab.attention.compare import Comparison, compare
+from apclab.attention.comparison import Comparison, compare
 from apclab.attention.compiled import compile_kernels
 from apclab.attention.interpreted import interpreter, plan_interpreted
 from apclab.attention.launch import (

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from apclab_kernels.layout import by_token, cache_shape
 
-from apclab.attention.compare import Comparison, draw_pairs, rounded_weights
+from apclab.attention.comparison import Comparison, draw_pairs, rounded_weights
 from apclab.attention.launch import Launch
 from apclab.attention.tensors import dtype_name
 

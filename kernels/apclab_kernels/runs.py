@@ -45,6 +45,16 @@ class Rates(NamedTuple):
     launch_s: float  # the prefix-aware kernel as such: more states, their merge
 
 
+class StepShape(NamedTuple):
+    """What the worth of a run depends on, besides the machine."""
+
+    block_size: int  # tokens
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    itemsize: int  # bytes of an element of the caches
+
+
 class _Node(NamedTuple):
     rows: Int32  # requests whose tables begin with the same `end` blocks
     end: int
@@ -148,16 +158,7 @@ def tails_of(
     return tables.astype(np.int32), lens.astype(np.int32)
 
 
-def saved_s(
-    run: SharedRun,
-    *,
-    block_size: int,
-    num_heads: int,
-    num_kv_heads: int,
-    head_size: int,
-    itemsize: int,
-    rates: Rates,
-) -> float:
+def saved_s(run: SharedRun, shape: StepShape, rates: Rates) -> float:
     """Seconds that one run saves if it is read once; negative where it costs.
 
     With n requests and b = 2 * tokens * num_kv_heads * head_size * itemsize bytes of K and V, the
@@ -169,13 +170,10 @@ def saved_s(
 
     Args:
         run: the run.
-        block_size: tokens per block.
-        num_heads: query heads.
-        num_kv_heads: key and value heads.
-        head_size: elements per head.
-        itemsize: bytes of an element of the caches.
+        shape: of its step.
         rates: of the machine.
     """
+    block_size, num_heads, num_kv_heads, head_size, itemsize = shape
     n, tokens = len(run.requests), len(run.blocks) * block_size
     read = 2 * tokens * num_kv_heads * head_size * itemsize
     rows = -(-n * num_heads // num_kv_heads // ROWS) * ROWS
@@ -183,42 +181,25 @@ def saved_s(
     return (n - 1) * read / rates.cache_bytes_per_s - product - rates.run_s
 
 
-def choose_runs(
-    runs: Runs,
-    *,
-    block_size: int,
-    num_heads: int,
-    num_kv_heads: int,
-    head_size: int,
-    itemsize: int,
-    rates: Rates,
-) -> tuple[Runs, str]:
+def choose_runs(runs: Runs, shape: StepShape, rates: Rates) -> tuple[Runs, str]:
     """Keep the runs that pay; none if together they do not earn the launch.
 
     A run that does not pay is added in front of those that continue it, else left to the tails.
 
     Args:
         runs: as from `find_runs`.
-        block_size: see `saved_s`, and the others.
-        num_heads: see there.
-        num_kv_heads: see there.
-        head_size: see there.
-        itemsize: see there.
-        rates: see there.
+        shape: of the step.
+        rates: of the machine.
 
     Returns:
         The runs that are left, and a sentence that says why some are not; "" if all are.
     """
-    shape = {
-        "block_size": block_size, "num_heads": num_heads, "num_kv_heads": num_kv_heads,
-        "head_size": head_size, "itemsize": itemsize,
-    }  # fmt: skip
     kept: list[SharedRun] = []
     earned = 0.0
     open_runs = list(runs.runs)
     while open_runs:
         run = open_runs.pop(0)
-        if (saved := saved_s(run, **shape, rates=rates)) > 0:
+        if (saved := saved_s(run, shape, rates)) > 0:
             kept.append(run)
             earned += saved
             continue
@@ -236,7 +217,7 @@ def choose_runs(
         gain = f"{earned * 1e6:.3g} us" if kept else "nothing"
         return none, f"{_runs(found)} would save {gain}, {rates.launch_s * 1e6:.3g} us are spent"
     why = "" if len(kept) == found else f"{len(kept)} of {_runs(found)} pay"
-    return Runs(kept, _tail_starts(kept, batch, block_size)), why
+    return Runs(kept, _tail_starts(kept, batch, shape.block_size)), why
 
 
 def _runs(count: int) -> str:
