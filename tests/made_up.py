@@ -5,11 +5,14 @@ at the end how much memory the process had at most.
 """
 
 import importlib
+import os
 import resource
 import sys
 from typing import NamedTuple
 
 import psutil
+
+_ASKED = "TESTS_MADE_UP_MACHINE"
 
 
 class Machine(NamedTuple):
@@ -42,20 +45,25 @@ def install(made_up: Machine) -> None:
     def left() -> tuple[int, str]:
         return max(0, made_up.limit_mb * 10**6 - this.memory_info().rss), "left by a limit"
 
-    clock.cpu = lambda: facts  # type: ignore[attr-defined]
-    clock._memory = left  # type: ignore[attr-defined]
+    vars(clock).update(cpu=lambda: facts, _memory=left)
 
 
 def peak_bytes() -> int:
-    """The most that this process had in memory."""
+    """The most that this process, or one that it started and that has ended, had in memory."""
     unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return max(resource.getrusage(one).ru_maxrss for one in who) * unit
 
+
+# a process that a command starts is on the same machine: it imports this file, too
+if _ASKED in os.environ:
+    install(Machine(*map(int, os.environ[_ASKED].split())))
 
 if __name__ == "__main__":
+    os.environ[_ASKED] = " ".join(sys.argv[1:4])
     install(Machine(*map(int, sys.argv[1:4])))
     del sys.argv[1:4]
-    from apclab.cli import main
+    from apclab.__main__ import main
 
     try:
         sys.exit(main())

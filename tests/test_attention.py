@@ -317,3 +317,12 @@ def test_a_comparison_looks_up_before_each_pair() -> None:
     with pytest.raises(KeyboardInterrupt):
         compare(launch, **arrays, look=look)
     assert len(seen) == 3
+
+
+def test_no_compiler_no_cpu_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays: dict[str, Any] = Case(seq_lens=(33,)).arrays()
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    with pytest.raises(Unavailable, match="NUMBA_DISABLE_JIT forbids that; unset it"):
+        plan(**arrays, backend="cpu")
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "0")
+    plan(**arrays, backend="cpu")

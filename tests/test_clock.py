@@ -1,12 +1,17 @@
 """The clock: order of calls, cold and warm hooks, cancel, and what it says of the machine."""
 
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from apclab import clock
-from apclab.clock.machine import container_memory_left
+from apclab.clock.machine import _commit_of, container_memory_left
 
 
 def test_cases_alternate_and_layers_cycle() -> None:
@@ -36,6 +41,19 @@ def test_the_budget_ends_it_and_progress_reaches_one() -> None:
     assert told[-1] == 1.0
 
 
+def test_rounds_go_on_while_it_is_unsettled_and_patience_lasts() -> None:
+    def rounds(patience: float) -> int:
+        # the budget is over before the first round is
+        samples = clock.interleave(
+            {"a": [lambda: None]}, budget_s=1e-9, min_rounds=2, patience=patience,
+            unsettled=lambda so_far: len(so_far["a"]) < 7,
+        )  # fmt: skip
+        return len(samples["a"])
+
+    assert rounds(patience=1e15) == 7
+    assert rounds(patience=1.0) == 2
+
+
 def test_cancel_is_asked_before_every_call() -> None:
     calls: list[int] = []
     with pytest.raises(clock.Cancelled):
@@ -59,6 +77,30 @@ def test_the_machine_is_described_in_plain_values() -> None:
     assert said["python"].startswith("3.")
     assert said["versions"]["numpy"]
     assert clock.memory_available() > 2**20
+
+
+def test_notebooks_do_not_make_a_checkout_dirty(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
+
+    for name in ("pyproject.toml", "apclab/a.py", "notebooks/a.ipynb", "data/notebooks/a.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("old")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "all")
+    head, dirty = _commit_of(tmp_path)
+    assert head is not None
+    assert len(head) == 40
+    assert dirty is False
+    (tmp_path / "notebooks" / "a.ipynb").write_text("run and saved")
+    assert _commit_of(tmp_path) == (head, False)
+    for name in ("data/notebooks/a.csv", "apclab/a.py"):
+        (tmp_path / name).write_text("new")
+        assert _commit_of(tmp_path) == (head, True)
+        (tmp_path / name).write_text("old")
+    assert _commit_of(tmp_path / "apclab") == (None, None)
 
 
 def write_group(
@@ -116,3 +158,26 @@ def test_a_timer_of_ones_own_times_the_launches() -> None:
     )
     assert samples == {"a": [1.0, 2.0, 3.0]}  # the first was the warm-up
     assert len(called) == 4
+
+
+def test_memory_is_known_where_there_is_no_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone() -> Any:
+        raise FileNotFoundError(2, "No such file or directory", "/proc/meminfo")
+
+    monkeypatch.setattr("psutil.virtual_memory", gone)
+    # the function of that name hides the module
+    monkeypatch.setattr(sys.modules["apclab.clock.machine"], "_read", lambda _path: None)
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < clock.memory_available() <= pages
+
+
+def test_a_neighbour_shows_in_the_share_of_the_cores() -> None:
+    with clock.CpuShare(1) as alone:
+        total = sum(i * i for i in range(300_000))
+    with clock.CpuShare(1) as idle:
+        time.sleep(0.05)
+    assert total
+    assert alone.value is not None
+    assert idle.value is not None
+    # sleeping is what a process does whose core somebody else has
+    assert idle.value < 0.5 * alone.value <= 1.1

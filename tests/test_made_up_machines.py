@@ -73,9 +73,9 @@ def test_the_ladder_stays_within_its_room_and_says_what_it_did_not_find(
         hit = max(0.0, 1 - max(0, size - llc) / (2 * llc))  # the last of it is gone at 3 caches
         return 1 / (hit / 150 + (1 - hit) / 30)
 
-    def read(sizes: dict[Any, int], **_how: Any) -> dict[Any, probes.Burst]:
-        asked.extend(sizes.values())
-        return {name: probes.Burst(rate(size), share) for name, size in sizes.items()}
+    def read(sizes: set[int], **_how: Any) -> dict[int, probes.Burst]:
+        asked.extend(sizes)
+        return {size: probes.Burst(rate(size), share) for size in sizes}
 
     monkeypatch.setattr(probes, "_read", read)
     monkeypatch.setattr(probes, "_rate_after", lambda _kind, scratch, _size: rate(scratch))

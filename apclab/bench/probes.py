@@ -1,6 +1,7 @@
 """Read rates of this machine's caches and memory, and how much empties its caches: measured."""
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import numpy as np
 from apclab.attention import plan_stream, set_threads
 from apclab.bench.buffers import scratch_buffer
 from apclab.bench.memory import at_hand
-from apclab.clock import CpuShare, Replay, event_time, interleave, machine
+from apclab.clock import CpuShare, Replay, alone, event_time, interleave, machine
 
 # bytes that one timed call reads at least, so that starting it does not count
 _CALL_BYTES = {"cpu": 2**27, "cuda": 2**32}
@@ -25,6 +26,8 @@ _QUIET = 0.85
 # of a busy machine no rate is believed: there so many last-level caches are taken to empty them
 _BUSY_CACHES = 4
 _ROUNDS = 7
+# bursts of a footprint that are kept: DRAM of a shared host gave 33 GB/s, and 57 minutes later
+_LATEST = 5
 
 
 class Burst(NamedTuple):
@@ -38,9 +41,14 @@ class Burst(NamedTuple):
         """Whether no other work took part of the machine."""
         return self.share >= _QUIET
 
-    def better(self, other: "Burst") -> "Burst":
-        """The one to believe: a quiet one; of two that are alike, the faster."""
-        return max(self, other, key=lambda burst: (burst.quiet, burst.gb_per_s))
+
+def believed(bursts: Collection[Burst]) -> Burst:
+    """What several bursts of one footprint say: the median of the quiet ones.
+
+    That is neither the luckiest nor one that met a neighbour. Where none was quiet, the fastest.
+    """
+    quiet = sorted((burst for burst in bursts if burst.quiet), key=lambda b: b.gb_per_s)
+    return quiet[len(quiet) // 2] if quiet else max(bursts)
 
 
 @dataclass(frozen=True)
@@ -72,20 +80,25 @@ class Ladder:
 
 @dataclass
 class _Known:
-    """What this process has found of a device: footprints by level, the best burst of each."""
+    """What this process has found of a device: footprints by level, all bursts by footprint."""
 
     footprints: dict[str, int]
-    bursts: dict[str, Burst] = field(default_factory=dict)
-    curve: dict[int, float] = field(default_factory=dict)
+    bursts: dict[int, deque[Burst]] = field(default_factory=dict)
     cold_bytes: int | None = None
     why: str = ""
     room: int = 0  # that it had
     quiet: bool = True  # while it looked
 
+    def add(self, read: Mapping[int, Burst]) -> None:
+        """Keep what was read."""
+        for size, burst in read.items():
+            self.bursts.setdefault(size, deque(maxlen=_LATEST)).append(burst)
+
 
 _known: dict[tuple[str, int | None], _Known] = {}
 
 
+@alone("measure_ladder")
 def measure_ladder(
     *,
     kind: str = "cpu",
@@ -122,16 +135,15 @@ def measure_ladder(
         _known[kind, count] = known
     told = partial(_tell, progress) if progress else None
     sizes = {level: size for level, size in known.footprints.items() if size <= room}
-    for level, burst in read(sizes, progress=told).items():
-        known.bursts[level] = known.bursts.get(level, burst).better(burst)
-        known.curve[sizes[level]] = known.bursts[level].gb_per_s
+    known.add(read(set(sizes.values()), progress=told))
+    found = {level: believed(known.bursts[size]) for level, size in sizes.items()}
     rungs = [
-        {"level": level, "footprint_bytes": known.footprints[level],
-         "gb_per_s": known.bursts[level].gb_per_s, "threads": count}
-        for level in known.footprints if level in known.bursts
+        {"level": level, "footprint_bytes": sizes[level], "gb_per_s": burst.gb_per_s,
+         "threads": count}
+        for level, burst in found.items()
     ]  # fmt: skip
-    curve = [[size, rate] for size, rate in sorted(known.curve.items())]
-    share = min((burst.share for burst in known.bursts.values()), default=1.0)
+    curve = [[size, believed(bursts).gb_per_s] for size, bursts in sorted(known.bursts.items())]
+    share = min((burst.share for burst in found.values()), default=1.0)
     why = known.why
     if share < _QUIET:
         why = (
@@ -142,7 +154,7 @@ def measure_ladder(
 
 
 def _find(
-    kind: str, threads: int | None, room: int, read: Callable[..., dict[Any, Burst]]
+    kind: str, threads: int | None, room: int, read: Callable[..., dict[int, Burst]]
 ) -> _Known:
     """Grow the footprint until the rate stays, and prove that reading it empties the caches."""
     device = machine(kind)
@@ -150,44 +162,43 @@ def _find(
     l2 = device["llc_bytes"] if kind == "cuda" else (threads or 1) * device["l2_bytes"]
     levels = {"L2": l2 // 2} if kind == "cuda" else {"L2": l2 // 2, "L3": max(2 * l2, last // 16)}
     known = _Known({level: size for level, size in levels.items() if size <= room}, room=room)
-    size = last
-    while (larger := int(_GROWTH * size) // 4096 * 4096) <= min(room, _MOST_CACHES * last):
-        bursts = read({size: size, larger: larger})
-        known.curve |= {at: burst.gb_per_s for at, burst in bursts.items()}
+    size, small = last, min(last // 2, *known.footprints.values(), last)
+    while (larger := int(_GROWTH * size) // 4096 * 4096) + small <= min(room, _MOST_CACHES * last):
+        bursts = read({size, larger})
+        known.add(bursts)
         known.quiet &= bursts[larger].quiet
         steady = bursts[larger].gb_per_s >= _STEADY * bursts[size].gb_per_s
         if not known.quiet and size >= _BUSY_CACHES * last:
             known.footprints["DRAM"] = larger
-            return replace(known, cold_bytes=size)
+            return replace(known, cold_bytes=larger)
         if known.quiet and steady:
             known.footprints["DRAM"] = larger
-            small = min(last // 2, *known.footprints.values())
-            if _rate_after(kind, size, small) <= _COLD * bursts[larger].gb_per_s:
-                return replace(known, cold_bytes=size)
+            if _rate_after(kind, larger, small) <= _COLD * bursts[larger].gb_per_s:
+                return replace(known, cold_bytes=larger)
         size = larger
     if "DRAM" in known.footprints:
         return replace(known, why=f"a read after {size / 1e6:.0f} MB was still served by caches")
-    words = f"at {size / 1e6:.0f} MB the rate still fell" if known.curve else "no room to look"
+    words = f"at {size / 1e6:.0f} MB the rate still fell" if known.bursts else "no room to look"
     return replace(known, why=f"no DRAM rate: {words}, {room / 1e6:.0f} MB may be read")
 
 
 def _read(
-    sizes: Mapping[Any, int],
+    sizes: Collection[int],
     *,
     kind: str,
     budget_s: float,
     cancelled: Callable[[], bool] | None,
     progress: Callable[[float], None] | None = None,
-) -> dict[Any, Burst]:
+) -> dict[int, Burst]:
     """Read some footprints, interleaved."""
     if not sizes:
         return {}
-    buffer = scratch_buffer(max(sizes.values()), kind, cancelled)
-    launches: dict[Any, list[Callable[[], None]]] = {}
+    buffer = scratch_buffer(max(sizes), kind, cancelled)
+    launches: dict[str, list[Callable[[], None]]] = {}
     amount = {}
-    for name, size in sizes.items():
-        launch, amount[name] = plan_stream(buffer[: size // 4], max(1, _CALL_BYTES[kind] // size))
-        launches[name] = [Replay([launch]) if kind == "cuda" else launch]
+    for size in sorted(sizes):
+        launch, amount[size] = plan_stream(buffer[: size // 4], max(1, _CALL_BYTES[kind] // size))
+        launches[str(size)] = [Replay([launch]) if kind == "cuda" else launch]
     with CpuShare(set_threads() if kind == "cpu" else 1) as cores:
         samples = interleave(
             launches, budget_s=budget_s, min_rounds=_ROUNDS, cancelled=cancelled,
@@ -195,9 +206,9 @@ def _read(
         )  # fmt: skip
     share = cores.value if kind == "cpu" and cores.value is not None else 1.0
     made = {}
-    for name, times in samples.items():
-        seconds = float(np.percentile(times, 50 if share >= _QUIET else 10))
-        made[name] = Burst(amount[name] / seconds / 1e9, share)
+    for size in amount:
+        seconds = float(np.percentile(samples[str(size)], 50 if share >= _QUIET else 10))
+        made[size] = Burst(amount[size] / seconds / 1e9, share)
     return made
 
 

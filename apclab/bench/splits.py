@@ -10,11 +10,12 @@ from apclab.attention import Unavailable, compare_on_device, plan_split
 from apclab.bench.bound import ready
 from apclab.bench.how import How
 from apclab.bench.step import decode_step
-from apclab.clock import event_time, interleave
+from apclab.clock import alone, event_time, interleave
 from apclab.specs import model as model_named
 from apclab.workload import Workload
 
 
+@alone("compare_splits")
 def compare_splits(
     workload: Workload,
     model: str = "llama-13b",

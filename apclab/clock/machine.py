@@ -22,13 +22,21 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @cache
 def commit() -> tuple[str | None, bool | None]:
-    """Commit of the checkout that this package runs from and whether it has changes, else None."""
-    root = Path(apclab.__file__).resolve().parent.parent
+    """Commit of the checkout that this package runs from and whether it has changes, else None.
+
+    Notebooks do not count: a user who runs and saves one changes nothing that is measured.
+    """
+    return _commit_of(Path(apclab.__file__).resolve().parent.parent)
+
+
+def _commit_of(root: Path) -> tuple[str | None, bool | None]:
     if not (root / "pyproject.toml").is_file() or not (root / ".git").exists():
         return None, None
     try:
         head = _git(root, "rev-parse", "HEAD")
-        return head, bool(_git(root, "status", "--porcelain", "--untracked-files=no"))
+        but_notebooks = ("--", ".", ":(exclude,top)notebooks")
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no", *but_notebooks)
+        return head, bool(changed)
     except (OSError, subprocess.SubprocessError):
         return None, None
 
@@ -167,11 +175,13 @@ def _memory() -> tuple[int, str]:
 def _free() -> int:
     try:
         import psutil
-    except ImportError:  # a campaign runs where it is missing
+
+        return int(psutil.virtual_memory().available)
+    # a campaign runs where psutil is missing, and some sandboxes have no /proc for it to read
+    except (ImportError, OSError):
         if found := re.search(r"^MemAvailable:\s+(\d+) kB", _read("/proc/meminfo") or "", re.M):
             return int(found[1]) * 1024
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    return int(psutil.virtual_memory().available)
 
 
 def container_memory_left(root: Path, membership: Path) -> int | None:

@@ -10,7 +10,16 @@ from apclab.bench.peers.kernel import Candidate, Kernel
 from apclab.bench.peers.problem import Problem, Setting, make_problem
 from apclab.bench.peers.record import checked, failed, make_record, timed
 from apclab.bench.probes import measure_ladder
-from apclab.clock import Cancelled, Replay, event_time, interleave, machine, synchronize, wall_time
+from apclab.clock import (
+    Cancelled,
+    Replay,
+    alone,
+    event_time,
+    interleave,
+    machine,
+    synchronize,
+    wall_time,
+)
 from apclab.results import Record
 
 _OURS = (
@@ -56,6 +65,7 @@ def candidates(kind: str = "cpu") -> tuple[Candidate, ...]:
     return _CUDA if kind == "cuda" else _CPU
 
 
+@alone("measure_peers")
 def measure_peers(
     setting: Setting,
     *,
