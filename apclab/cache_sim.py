@@ -36,7 +36,7 @@ class Stopped(Exception):  # noqa: N818 - not an error: the caller asked for it
 @cache
 def _compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
     import numba
-    from apclab_kernels.cpu_cache import CACHED  # where there is a folder to keep it in
+    from apclab_kernels.cpu.cache import CACHED  # where there is a folder to keep it in
 
     compiled: Callable[..., Any] = numba.njit(cache=CACHED, nogil=True)(loop)
     return compiled

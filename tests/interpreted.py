@@ -7,6 +7,7 @@ test_triton_interpreted.py. The folder takes altered copies of the kernel and a 
 import importlib
 import itertools
 import json
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,16 +17,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from apclab_kernels.triton_worker import Tensor, interpret
+from apclab_kernels.triton.worker import Tensor, interpret
 
 from tests.kernel_cases import DTYPES, Case, assert_exact, truth_of
 
-# what a copy with a mistake consists of
-SHARED = ("triton_merge", "triton_tile", "triton_work")
-COPIED = (
-    *SHARED, "__init__", "runs", "triton_variant",
-    "triton_decode", "triton_prefill", "triton_cascade",
-)  # fmt: skip
+# what the kernels have parts of, where a line to be altered may be
+SHARED = ("triton/merge", "triton/tile", "triton/work", "runs")
 LAYOUTS = ("NHD", "HND")
 ORDERS = ("request", "head")
 SPLITS = (1, 2, 3, 7)
@@ -116,9 +113,9 @@ FAULTY = Case(num_heads=4, num_kv_heads=2, seq_lens=(150, 1, 0, 63))
 
 def kernel() -> Any:
     """The kernel's module; not imported above, so that pytest can list the names without triton."""
-    from apclab_kernels import triton_decode
+    from apclab_kernels.triton import decode
 
-    return triton_decode
+    return decode
 
 
 def attend(case: Case, arrays: dict[str, Any], order: str, splits: int, kernels: Any) -> None:
@@ -165,22 +162,22 @@ def far(folder: Path) -> tuple[Case, dict[str, Any]]:
     return case, arrays
 
 
-def planted(folder: Path, name: str, right: str, wrong: str, of: str = "triton_decode") -> Any:
+def planted(folder: Path, name: str, right: str, wrong: str, of: str = "decode") -> Any:
     """A module out of a copy of the kernels with a mistake in one of them."""
     package = folder / "planted_{}".format("".join(c if c.isalnum() else "_" for c in name))
-    package.mkdir()
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    kernels = Path(kernel().__file__).parent
-    sources = {n: (kernels / f"{n}.py").read_text(encoding="utf-8") for n in COPIED}
+    others = shutil.ignore_patterns("__pycache__", "cpu", "aot", "reference.py")
+    shutil.copytree(Path(kernel().__file__).parents[1], package, ignore=others)
     # in the module itself, or else in one that it has parts of
-    having = [n for n in (of, *SHARED) if right in sources[n]]
+    files = [package / f"{module}.py" for module in (f"triton/{of}", *SHARED)]
+    having = [file for file in files if right in file.read_text("utf-8")]
     assert having, f"no kernel has the line for {name!r} any more"
-    sources[having[0]] = sources[having[0]].replace(right, wrong)
-    for n, source in sources.items():
-        text = source.replace("apclab_kernels", package.name)
-        (package / f"{n}.py").write_text(text, encoding="utf-8")
-    return importlib.import_module(f"{package.name}.{of}")
+    having[0].write_text(having[0].read_text("utf-8").replace(right, wrong), "utf-8")
+    for file in package.rglob("*.py"):
+        text = file.read_text("utf-8").replace("apclab_kernels", package.name)
+        file.write_text(text, "utf-8")
+    return importlib.import_module(f"{package.name}.triton.{of}")
 
 
 def wrong_entry() -> None:

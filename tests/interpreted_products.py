@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from apclab_kernels.reference import Attended, paged_attention_decode
+from apclab_kernels.reference import Attended, output_bound, paged_attention_decode
 from apclab_kernels.runs import Runs, find_runs
-from apclab_kernels.triton_worker import ARRAYS, Tensor
+from apclab_kernels.triton.worker import ARRAYS, Tensor
 
 from tests.interpreted import LAYOUTS, ORDERS, ROUNDED_WEIGHTS, planted, report
-from tests.kernel_cases import DTYPES, ROUNDOFF, Case, assert_exact
+from tests.kernel_cases import DTYPES, Case, assert_exact
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Prefill(Case):
 
     def run(self, arrays: dict[str, Any], kernels: Any) -> tuple[Any, Any]:
         return launch(
-            kernels.triton_prefill, arrays, scale=self.head_size**-0.5, layout=self.layout,
+            kernels.prefill, arrays, scale=self.head_size**-0.5, layout=self.layout,
             order=self.order, splits=self.splits,
         )  # fmt: skip
 
@@ -80,7 +80,7 @@ class Cascade(Case):
 
     def run(self, arrays: dict[str, Any], kernels: Any) -> tuple[Any, Any]:
         return launch(
-            kernels.triton_cascade, arrays, scale=self.head_size**-0.5, layout=self.layout,
+            kernels.cascade, arrays, scale=self.head_size**-0.5, layout=self.layout,
             order=self.order, splits=self.splits, piece_tokens=self.piece, runs=self.runs(arrays),
         )  # fmt: skip
 
@@ -91,7 +91,7 @@ class Decode(Cascade):
 
     def run(self, arrays: dict[str, Any], kernels: Any) -> tuple[Any, Any]:
         return launch(
-            kernels.triton_decode, arrays, scale=self.head_size**-0.5, layout=self.layout,
+            kernels.decode, arrays, scale=self.head_size**-0.5, layout=self.layout,
             order=self.order, splits=self.splits,
         )  # fmt: skip
 
@@ -102,16 +102,16 @@ Step = Prefill | Cascade
 class Kernels(NamedTuple):
     """Modules that a step calls: the kernels' or altered ones."""
 
-    triton_decode: Any = None
-    triton_prefill: Any = None
-    triton_cascade: Any = None
+    decode: Any = None
+    prefill: Any = None
+    cascade: Any = None
 
 
 def real() -> Kernels:
     """The kernels; imported late, so that pytest can list the names without triton."""
-    from apclab_kernels import triton_cascade, triton_decode, triton_prefill
+    from apclab_kernels.triton import cascade, decode, prefill
 
-    return Kernels(triton_decode, triton_prefill, triton_cascade)
+    return Kernels(decode, prefill, cascade)
 
 
 def launch(module: Any, arrays: dict[str, Any], **how: Any) -> tuple[Any, Any]:
@@ -261,11 +261,9 @@ def same_where_not_finite(out: Any, lse: Any, truth: Attended, dtype: str) -> No
     """NaN and infinity are where the reference has them; the rest is within its bound."""
     got = out.astype(np.float64)
     finite = np.isfinite(truth.out)
-    u, more = ROUNDOFF[dtype], ROUNDED_WEIGHTS[dtype]
     assert np.array_equal(got[~finite], truth.out[~finite], equal_nan=True), "never written"
-    # what `kernel_cases.assert_exact` allows
-    arithmetic = truth.out_bound[finite] + more * u * truth.spread[finite]
-    bound = arithmetic + max(1.0, more) * u * (np.abs(truth.out[finite]) + arithmetic) + 2.0**-25
+    with np.errstate(invalid="ignore"):  # 0 times infinity, where nothing is compared
+        bound = output_bound(truth, dtype, rounded_weights=ROUNDED_WEIGHTS[dtype])[finite]
     assert (np.abs(got[finite] - truth.out[finite]) <= bound).all(), "out is outside its bound"
     assert np.array_equal(np.isnan(lse), np.isnan(truth.lse)), "lse errs by NaN"
 
@@ -362,12 +360,12 @@ def checks(folder: Path, *, some: bool) -> Iterator[tuple[str, Callable[[], None
         yield f"spoilt {kind} {dtype}", partial(spoilt, step, real())
     # finite numbers are never gone over again, a token after the other
     right = "    return top, total, acc"
-    once = planted(folder, "once", right, f"{right} + 1", "triton_prefill")
+    once = planted(folder, "once", right, f"{right} + 1", "prefill")
     for i in (0, 2, 4):
         step = replace(PREFILLS[i], dtype="float16")
-        yield f"once {i}", partial(checked, step, Kernels(triton_prefill=once))
+        yield f"once {i}", partial(checked, step, Kernels(prefill=once))
     for name, fault in FAULTS.items():
-        kind = "triton_" + type(fault.step).__name__.lower()
+        kind = type(fault.step).__name__.lower()
         module = planted(folder, name, fault.right, fault.wrong, kind)
         step = replace(fault.step, dtype="float16")
         yield f"fault: {name}", partial(fault.check, step, Kernels(**{kind: module}))

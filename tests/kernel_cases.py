@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 from apclab_kernels.reference import (
     Attended,
+    output_bound,
     paged_attention_decode,
     paged_attention_prefill,
 )
@@ -18,8 +19,6 @@ DTYPES: dict[str, Any] = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-# unit roundoff: half the distance from 1 to the next larger number
-ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
 @dataclass(frozen=True)
@@ -81,12 +80,7 @@ def assert_exact(
     """
     got = out.astype(np.float64)
     assert not np.isnan(got).any(), "an output element was never written"
-    # the kernel's own error, then one rounding to the output's dtype
-    u = ROUNDOFF[dtype]
-    arithmetic = truth.out_bound + rounded_weights * u * truth.spread
-    bound = arithmetic + max(1.0, rounded_weights) * u * (np.abs(truth.out) + arithmetic)
-    if dtype == "float16":  # below 2**-14 its numbers are 2**-24 apart
-        bound = bound + 2.0**-25
+    bound = output_bound(truth, dtype, rounded_weights=rounded_weights)
     worst = np.abs(got - truth.out) - bound
     assert worst.max() <= 0, f"out is {worst.max():.3g} outside its bound"
     empty = np.isneginf(truth.lse)

@@ -11,7 +11,7 @@ import pytest
 KERNELS = Path(__file__).parent.parent / "kernels"
 PROGRAM = """
 import numpy as np
-from apclab_kernels import cpu_decode
+from apclab_kernels.cpu import decode as cpu_decode
 cache = np.ones((1, 4, 1, 32), np.float32)
 out, lse = np.empty((1, 1, 32), np.float32), np.empty((1, 1), np.float32)
 cpu_decode.run(cpu_decode.bind(
@@ -27,7 +27,7 @@ from pathlib import Path
 if sys.argv[1] == "nowhere":
     def none(**_how): raise OSError("read-only")
     tempfile.mkdtemp = none
-from apclab_kernels import cpu_cache
+from apclab_kernels.cpu import cache as cpu_cache
 print(cpu_cache.CACHED)
 print(cpu_cache.CACHE_NOTE)
 """
@@ -41,7 +41,7 @@ def test_without_a_folder_to_write_to_it_runs_and_says_so(
     where: str, cached: str, words: str, tmp_path: Path
 ) -> None:
     shutil.copytree(KERNELS, tmp_path / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "kernels" / "apclab_kernels" / "__pycache__").touch()
+    (tmp_path / "kernels" / "apclab_kernels" / "cpu" / "__pycache__").touch()
     (tmp_path / "no_cache").touch()
     environment = {
         **os.environ, "PYTHONPATH": str(tmp_path / "kernels"), "PYTHONDONTWRITEBYTECODE": "1",
@@ -74,7 +74,7 @@ def test_a_change_in_a_callee_recompiles_its_callers(tmp_path: Path) -> None:
 
     assert run() == ["1.3863", "0"]  # ln 4: four equal scores
     assert run() == ["1.3863", "1"]
-    callee = tmp_path / "kernels" / "apclab_kernels" / "cpu_tile.py"
+    callee = tmp_path / "kernels" / "apclab_kernels" / "cpu" / "tile.py"
     text = callee.read_text()
     assert "np.log(2.0)" in text
     callee.write_text(text.replace("np.log(2.0)", "np.log(4.0)"))

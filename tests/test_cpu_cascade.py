@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apclab_kernels import cpu_cascade, cpu_decode
+from apclab_kernels.cpu import cascade as cpu_cascade
+from apclab_kernels.cpu import decode as cpu_decode
 from apclab_kernels.runs import Runs, find_runs
 
 from tests.kernel_cases import DTYPES, Case, assert_exact, truth_of

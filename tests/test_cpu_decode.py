@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apclab_kernels import cpu_cut, cpu_decode
+from apclab_kernels.cpu import cut as cpu_cut
+from apclab_kernels.cpu import decode as cpu_decode
 
 from tests.kernel_cases import DTYPES, Case, assert_exact, truth_of
 
@@ -105,7 +106,7 @@ def test_a_second_process_finds_the_compiled_kernel() -> None:
     code = (
         "from tests.kernel_cases import Case; from tests.test_cpu_decode import decode;"
         "decode(Case(dtype='bfloat16').arrays(), 'NHD', 'request');"
-        "from apclab_kernels.cpu_decode import _decode;"
+        "from apclab_kernels.cpu.decode import _decode;"
         "print(sum(_decode.stats.cache_misses.values()))"
     )
     root = Path(__file__).parent.parent

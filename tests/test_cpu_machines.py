@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 # every shape and dtype that takes another path: groups of 4 and less, odd sizes, splits
 ON_HASWELL = """
-from apclab_kernels import cpu_attend, cpu_decode
+from apclab_kernels.cpu import attend as cpu_attend, decode as cpu_decode
 from tests.kernel_cases import DTYPES, Case, assert_exact, truth_of
 from tests.test_cpu_merge import decode
 
@@ -33,7 +33,7 @@ TO_ARM = r"""
 import re
 import llvmlite.binding as llvm
 import numpy as np
-from apclab_kernels import cpu_attend
+from apclab_kernels.cpu import attend as cpu_attend
 from numba import njit, typeof
 
 llvm.initialize_all_targets()

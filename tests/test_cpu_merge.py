@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apclab_kernels import cpu_cut, cpu_decode, cpu_merge
+from apclab_kernels.cpu import cut as cpu_cut
+from apclab_kernels.cpu import decode as cpu_decode
+from apclab_kernels.cpu import merge as cpu_merge
 from apclab_kernels.reference import paged_attention_decode
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apclab_kernels import cpu_decode, cpu_prefill, cpu_spans
+from apclab_kernels.cpu import decode as cpu_decode
+from apclab_kernels.cpu import prefill as cpu_prefill
+from apclab_kernels.cpu.spans import Sight, cut
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -196,6 +198,25 @@ def test_a_tile_of_scores_of_minus_infinity_weighs_nothing() -> None:
     assert lse[:10] == pytest.approx(truth.lse[:10], abs=1e-5)
 
 
+def sight_of(seq_lens: Any, starts: Any) -> Sight:
+    """What the new tokens of a prefill see; its tables decide nothing of how it is cut."""
+    none = np.zeros((len(seq_lens), 0), np.int32)
+    first_sees = seq_lens - np.diff(starts) + 1
+    return Sight(none, seq_lens, first_sees, np.arange(starts[-1], dtype=np.int32), starts)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_equal_tasks_are_dealt_out_evenly(threads: int) -> None:
+    # 256 rows of each of 8 heads that all see 288 tokens: 8 tasks
+    lens = np.array([288], np.int32)
+    sight = Sight(
+        np.zeros((1, 0), np.int32), lens, lens, np.arange(64, dtype=np.int32),
+        np.array([0, 64], np.int32),
+    )  # fmt: skip
+    tasks, spans = cut(sight, num_kv_heads=8, group=4, order="head", threads=threads)
+    assert set(np.diff(spans).tolist()) == {len(tasks) // threads}
+
+
 @pytest.mark.parametrize("order", ["request", "head"])
 @pytest.mark.parametrize("threads", [1, 2, 7, 64])
 @pytest.mark.parametrize(
@@ -207,9 +228,10 @@ def test_tasks_cover_all_rows_once_and_spans_are_alike(
 ) -> None:
     starts = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
     seq_lens = np.array(lens, np.int32)
-    tasks, spans = cpu_spans.cut(
-        seq_lens, starts, num_kv_heads=kv_heads, group=group, order=order, threads=threads
-    )
+    tasks, spans = cut(
+        sight_of(seq_lens, starts),
+        num_kv_heads=kv_heads, group=group, order=order, threads=threads,
+    )  # fmt: skip
     assert (np.diff(spans) >= 0).all()
     assert (spans[0], spans[-1], len(spans)) == (0, len(tasks), threads + 1)
     rows = [(r, h, i) for r, h, lo, hi in tasks.tolist() for i in range(lo, hi)]
@@ -235,11 +257,15 @@ def test_cpus_without_avx_512_get_the_same_numbers() -> None:
         for name, have in features.items()
     )
     code = (
-        "from apclab_kernels import cpu_causal; assert cpu_causal.BLOCK == 4;"
+        "from apclab_kernels.cpu import matrix; assert matrix.BLOCK == 4;"
         "from tests.test_cpu_prefill import *\n"
         "for case, new in SHAPES[1:3]:\n"
         "    arrays = prefill_arrays(case, new)\n"
-        "    assert_exact(*prefill(arrays), truth_of(case, arrays), 'float32')"
+        "    assert_exact(*prefill(arrays), truth_of(case, arrays), 'float32')\n"
+        "from tests.test_cpu_cascade import SHAPES, cascade\n"
+        "for case in SHAPES[:2]:\n"
+        "    arrays = case.arrays()\n"
+        "    assert_exact(*cascade(arrays, 16), truth_of(case, arrays), 'float32')"
     )
     root = Path(__file__).parent.parent
     path = os.pathsep.join([str(root), str(root / "kernels")])

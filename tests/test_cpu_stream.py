@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apclab_kernels import cpu_stream
+from apclab_kernels.cpu import stream as cpu_stream
 
 from tests.kernel_cases import DTYPES, Case
 

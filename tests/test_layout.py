@@ -39,13 +39,13 @@ ARROWS = arrows_of(DESIGN.read_text(encoding="utf-8"))
 # what `from apclab import name` may name besides rooms and their exports
 OPEN_TO_ALL = {"data_dir", "__version__"}
 
-# heavy dependency -> rooms that may import it; "cpu_*" and "triton_*" are files of apclab_kernels,
+# heavy dependency -> rooms that may import it; "cpu/" and "triton/" are folders of apclab_kernels,
 # "inside" is for imports within a function only
 DOORS: dict[str, set[str]] = {
-    "triton": {"triton_*"},
-    "numba": {"cpu_*", "cache_sim inside"},
-    "llvmlite": {"cpu_*"},
-    "torch": {"triton_*", "attention", "clock", "bench", "model"},
+    "triton": {"triton/"},
+    "numba": {"cpu/", "cache_sim inside"},
+    "llvmlite": {"cpu/"},
+    "torch": {"triton/", "attention", "clock", "bench", "model"},
     # peers: never dependencies, so that only a comparison that is running may ask for them
     "openvino": {"bench inside"},
     "vllm": {"bench inside"},
@@ -148,8 +148,8 @@ def violations(module: str, source: str, *, is_package: bool = False) -> list[st
 def _may_open(module: str, room: str, library: str, *, inside: bool) -> bool:
     doors = DOORS[library]
     if room == "apclab_kernels":
-        file = module.split(".")[1] if "." in module else ""
-        return f"{file.partition('_')[0]}_*" in doors
+        folder = module.split(".")[1] if "." in module else ""
+        return f"{folder}/" in doors
     return room in doors or (inside and f"{room} inside" in doors)
 
 
@@ -224,7 +224,7 @@ def test_only_one_class_alone_may_be_long(source: str, most: int) -> None:
         ("apclab_kernels.reference", "import apclab", "apclab_kernels may not import apclab"),
         ("apclab_kernels.runs", "import apclab.arguments", "may not import arguments"),
         ("apclab_kernels.reference", "import numba", "numba has its door elsewhere"),
-        ("apclab_kernels.cpu_decode", "from triton import jit", "triton has its door elsewhere"),
+        ("apclab_kernels.cpu.decode", "from triton import jit", "triton has its door elsewhere"),
         ("apclab.bench", "def f():\n    import numba", "numba has its door elsewhere"),
         ("apclab.cache_sim", "import numba", "numba has its door elsewhere"),
         ("apclab.bench.peers", "import openvino", "openvino has its door elsewhere"),
@@ -247,9 +247,9 @@ def test_a_planted_import_is_found(module: str, source: str, complaint: str) -> 
         ("apclab.blocks.pool", "from .keys import PrefixKeys"),
         ("apclab.cache_sim", "def f():\n    import numba"),
         ("apclab.results", "def f():\n    import pandas as pd"),
-        ("apclab_kernels.triton_decode", "import torch\nimport triton.language as tl"),
-        ("apclab_kernels.cpu_stream", "import numba\nfrom apclab_kernels.cpu_decode import _dot"),
-        ("apclab.attention", "def f():\n    from apclab_kernels import cpu_decode"),
+        ("apclab_kernels.triton.decode", "import torch\nimport triton.language as tl"),
+        ("apclab_kernels.cpu.stream", "import numba\nfrom apclab_kernels.cpu.decode import _dot"),
+        ("apclab.attention", "def f():\n    from apclab_kernels.cpu import decode"),
         ("apclab.cli.decode", "from apclab.bench import compare_decode\nfrom rich import print"),
     ],
 )

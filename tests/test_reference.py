@@ -4,7 +4,13 @@ import math
 
 import numpy as np
 import pytest
-from apclab_kernels.reference import paged_attention_decode, paged_attention_prefill
+from apclab_kernels.layout import by_token, cache_shape, strides_of
+from apclab_kernels.reference import (
+    Attended,
+    output_bound,
+    paged_attention_decode,
+    paged_attention_prefill,
+)
 
 
 def test_two_tokens_by_hand() -> None:
@@ -75,3 +81,27 @@ def test_new_tokens_see_what_came_before_and_themselves() -> None:
     # request 0 is 6, 7, 0 of which two are new; request 1 is 2, 3 of which one is new
     assert got.out[:, 0, 0] == pytest.approx([(6 + 7) / 2, (6 + 7 + 0) / 3, (2 + 3) / 2])
     assert got.lse[:, 0] == pytest.approx(np.log([2, 3, 2]))
+
+
+@pytest.mark.parametrize(("layout", "shape"), [("NHD", (5, 16, 2, 8)), ("HND", (5, 2, 16, 8))])
+def test_a_layout_names_dimensions_and_strides(layout: str, shape: tuple[int, ...]) -> None:
+    cache = np.zeros(shape, np.float32)
+    assert cache_shape(cache, layout) == (5, 16, 2, 8)
+    tokens_first = by_token(cache, layout)
+    assert tokens_first.shape == (5, 16, 2, 8)
+    assert np.shares_memory(tokens_first, cache)
+    assert strides_of(cache, layout) == tuple(step // 4 for step in tokens_first.strides[:3])
+
+
+def test_the_bound_of_an_output_by_hand() -> None:
+    one, lse = np.ones((1, 1, 1)), np.zeros((1, 1))
+    truth = Attended(one, lse, one / 8, lse, 2 * one)
+    # arithmetic, and one rounding of the largest that it can have come to
+    assert output_bound(truth, "float16") == pytest.approx(1 / 8 + 2**-11 * 9 / 8 + 2**-25)
+    # weights truncated: twice a roundoff of sum |weight * value|, and of the output
+    arithmetic = 1 / 8 + 2 * 2**-8 * 2
+    bound = output_bound(truth, "bfloat16", rounded_weights=2.0)
+    assert bound == pytest.approx(arithmetic + 2 * 2**-8 * (1 + arithmetic))
+    # no tokens: float32 and bfloat16 may err by what they underflow by, never by a float16's step
+    nothing = Attended(*(0 * part for part in truth))
+    assert 0 < output_bound(nothing, "float32")[0, 0, 0] < output_bound(nothing, "bfloat16") < 1e-39

@@ -5,7 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apclab_kernels.runs import Rates, Run, Runs, cascade_pays, choose_runs, find_runs, saved_s
+from apclab_kernels.runs import (
+    Rates,
+    Runs,
+    SharedRun,
+    StepShape,
+    choose_runs,
+    find_runs,
+    saved_s,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -140,42 +148,42 @@ def test_a_thousand_ragged_requests_are_no_matter_of_seconds() -> None:
 
 
 # 40 heads of 128, float32: 2 * 16 * 40 * 128 * 4 bytes a block
-SHAPE = {"block_size": 16, "num_heads": 40, "num_kv_heads": 40, "head_size": 128, "itemsize": 4}
+SHAPE = StepShape(block_size=16, num_heads=40, num_kv_heads=40, head_size=128, itemsize=4)
 RATES = Rates(100e9, 30e9, 90e9, 20e-6, 50e-6)
 
 
-def run_of(requests: int, blocks: int, first: int = 0) -> Run:
-    return Run(np.arange(requests, dtype=np.int32), first, np.arange(blocks, dtype=np.int32))
+def run_of(requests: int, blocks: int, first: int = 0) -> SharedRun:
+    return SharedRun(np.arange(requests, dtype=np.int32), first, np.arange(blocks, dtype=np.int32))
 
 
 def test_the_rule_in_numbers() -> None:
     block = 2 * 16 * 40 * 128 * 4
     plain = 63 * block / 90e9
     product = 4 * 64 * 40 * 128 * 16 / 100e9
-    assert saved_s(run_of(64, 1), **SHAPE, rates=RATES) == pytest.approx(plain - product - 20e-6)
-    assert cascade_pays(run_of(64, 1), **SHAPE, rates=RATES)
+    assert saved_s(run_of(64, 1), SHAPE, RATES) == pytest.approx(plain - product - 20e-6)
+    assert saved_s(run_of(64, 1), SHAPE, RATES) > 0
     # a product that is slower than the cache never pays, however long the run
     slow = RATES._replace(product_flop_per_s=40e9)
-    assert not cascade_pays(run_of(64, 1000), **SHAPE, rates=slow)
+    assert saved_s(run_of(64, 1000), SHAPE, slow) < 0
     # two requests save one cached read of a block, 7 us, less than a run costs; a hundred do not
     fast = RATES._replace(product_flop_per_s=10e12)
-    assert not cascade_pays(run_of(2, 1), **SHAPE, rates=fast)
-    assert cascade_pays(run_of(2, 100), **SHAPE, rates=fast)
+    assert saved_s(run_of(2, 1), SHAPE, fast) < 0
+    assert saved_s(run_of(2, 100), SHAPE, fast) > 0
     # the product of two requests takes as long as that of 32
-    assert not cascade_pays(run_of(2, 100), **SHAPE, rates=RATES)
-    assert cascade_pays(run_of(16, 100), **SHAPE, rates=RATES)
+    assert saved_s(run_of(2, 100), SHAPE, RATES) < 0
+    assert saved_s(run_of(16, 100), SHAPE, RATES) > 0
 
 
 def test_grouped_heads_save_fewer_bytes_for_the_same_product() -> None:
-    grouped = SHAPE | {"num_kv_heads": 8}
-    assert cascade_pays(run_of(64, 16), **SHAPE, rates=RATES)
-    assert not cascade_pays(run_of(64, 16), **grouped, rates=RATES)
+    grouped = SHAPE._replace(num_kv_heads=8)
+    assert saved_s(run_of(64, 16), SHAPE, RATES) > 0
+    assert saved_s(run_of(64, 16), grouped, RATES) < 0
 
 
 def test_runs_that_do_not_pay_are_left_to_the_tails() -> None:
     upper, lower = run_of(64, 16), run_of(2, 1, first=16)
     runs = Runs([upper, lower], np.full(64, 256, np.int32))
-    kept, why = choose_runs(runs, **SHAPE, rates=RATES)
+    kept, why = choose_runs(runs, SHAPE, RATES)
     assert kept.runs == [upper]
     assert kept.tail_starts.tolist() == [256] * 64
     assert why == "1 of 2 runs pay"
@@ -185,18 +193,18 @@ def test_a_prompt_that_does_not_pay_goes_with_its_documents() -> None:
     upper, lower = run_of(3, 1), run_of(2, 100, first=1)
     costly = RATES._replace(product_flop_per_s=10e12, run_s=200e-6)
     runs = Runs([upper, lower], np.array([1616, 1616, 16], np.int32))
-    kept, _ = choose_runs(runs, **SHAPE, rates=costly)
+    kept, _ = choose_runs(runs, SHAPE, costly)
     assert as_lists(kept) == [([0, 1], 0, [0, *range(100)])]
     assert kept.tail_starts.tolist() == [1616, 1616, 0]
 
 
 def test_no_run_is_left_and_the_sentence_says_why() -> None:
     none = Runs([], np.zeros(3, np.int32))
-    kept, why = choose_runs(none, **SHAPE, rates=RATES)
+    kept, why = choose_runs(none, SHAPE, RATES)
     assert kept.runs == []
     assert why == "no two requests share a full block from their first token on"
     small = Runs([run_of(8, 1)], np.full(8, 16, np.int32))
-    kept, why = choose_runs(small, **SHAPE, rates=RATES)
+    kept, why = choose_runs(small, SHAPE, RATES)
     assert kept.runs == []
     assert kept.tail_starts.tolist() == [0] * 8
     assert why.endswith("50 us are spent")

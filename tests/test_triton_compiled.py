@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apclab_kernels.triton_shipped import (
+from apclab_kernels.triton.aot.shipped import (
     BLOCK_SIZES,
     DTYPES,
     GROUPS,
@@ -22,7 +22,7 @@ from apclab_kernels.triton_shipped import (
     WHICH,
     Shape,
 )
-from apclab_kernels.triton_variant import HEAD_SIZES, product_rows
+from apclab_kernels.triton.variant import HEAD_SIZES, product_rows
 
 pytestmark = pytest.mark.skipif(
     find_spec("triton") is None, reason="triton compiles the kernels, and it is not installed"
@@ -55,7 +55,7 @@ def python(*arguments: str, cache: Path, path: Path | None = None) -> str:
 
 def compiled(target: str, which: str, **how: Any) -> list[dict[str, Any]]:
     """What `triton_compile` prints for one target."""
-    command = ("-m", "apclab_kernels.triton_compile", "--targets", target, "--which", which)
+    command = ("-m", "apclab_kernels.triton.aot.compile", "--targets", target, "--which", which)
     return [json.loads(line) for line in python(*command, **how).splitlines()]
 
 
@@ -128,7 +128,7 @@ def test_variants_are_sound_with_the_oldest_triton(target: str, oldest: Path, ca
 
 FAULTS = """
 import json
-from apclab_kernels.triton_compile import (
+from apclab_kernels.triton.aot.compile import (
     Shape, compile_decode, compile_merge, compile_product, faults
 )
 

@@ -21,7 +21,7 @@ import json, sys
 import numpy as np, torch
 from apclab import attention
 from apclab.attention.tensors import as_torch
-from apclab_kernels import triton_stream
+from apclab_kernels.triton import stream as triton_stream
 from tests.kernel_cases import Case
 said = {}
 for dtype in ("float32", "float16", "bfloat16"):

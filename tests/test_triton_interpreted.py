@@ -157,10 +157,10 @@ def test_an_odd_head_size_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_process_is_told_on_when_it_dies(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    package = tmp_path / "apclab_kernels"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "triton_worker.py").write_text("raise SystemExit('no luck today')")
+    package = tmp_path / "apclab_kernels" / "triton"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "worker.py").write_text("raise SystemExit('no luck today')")
     monkeypatch.setattr(interpreted, "_version", lambda: "3.7.1")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)

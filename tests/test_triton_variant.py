@@ -4,7 +4,7 @@ import inspect
 from typing import Any
 
 import pytest
-from apclab_kernels.triton_variant import (
+from apclab_kernels.triton.variant import (
     HEAD_SIZES,
     MOST_SPLITS,
     ROWS,

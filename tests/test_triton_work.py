@@ -4,13 +4,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apclab_kernels.runs import Run, Runs, find_runs
-from apclab_kernels.triton_variant import MOST_SPLITS
-from apclab_kernels.triton_work import choose_piece, cut, tails_of
+from apclab_kernels.runs import Runs, SharedRun, find_runs, tails_of
+from apclab_kernels.triton.variant import MOST_SPLITS
+from apclab_kernels.triton.work import choose_piece, cut
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-FIVE = Runs([Run(np.arange(5, dtype=np.int32), 0, np.arange(6, dtype=np.int32))], np.full(5, 96))
+FIVE = Runs(
+    [SharedRun(np.arange(5, dtype=np.int32), 0, np.arange(6, dtype=np.int32))], np.full(5, 96)
+)
 
 
 def test_a_run_is_cut_by_hand() -> None:
@@ -75,7 +77,9 @@ def test_pieces_and_tails_have_every_token_once(
 
 def _runs(requests: int, tokens: int) -> Runs:
     blocks = np.zeros(tokens // 16, np.int32)
-    return Runs([Run(np.arange(requests, dtype=np.int32), 0, blocks)], np.full(requests, tokens))
+    return Runs(
+        [SharedRun(np.arange(requests, dtype=np.int32), 0, blocks)], np.full(requests, tokens)
+    )
 
 
 @pytest.mark.parametrize(

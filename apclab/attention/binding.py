@@ -44,7 +44,7 @@ def bind(
     if backend == "reference":
         act = _reference_act(kernel, host, made, lse, scale, layout)
     else:
-        module = import_module(f"apclab_kernels.cpu_{kernel}")
+        module = import_module(f"apclab_kernels.cpu.{kernel}")
         bound = module.bind(*host, made, lse, scale=scale, layout=layout, order=order, **more)
         act = partial(module.run, bound)
     if place(query) == "torch":
@@ -64,7 +64,7 @@ def _on_gpu(
 ) -> Launch:
     import torch
 
-    module = import_module(f"apclab_kernels.triton_{kernel}")
+    module = import_module(f"apclab_kernels.triton.{kernel}")
     query, keys, values, *numbers = arrays
     query, numbers = query.contiguous(), [array.contiguous() for array in numbers]
     out = torch.empty_like(query) if out is None else out

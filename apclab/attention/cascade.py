@@ -2,7 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from apclab_kernels.runs import Rates, Runs, choose_runs, find_runs, saved_s
+from apclab_kernels.layout import cache_shape
+from apclab_kernels.runs import Rates, Runs, StepShape, choose_runs, find_runs, saved_s
 
 from apclab.attention.launch import Int32
 
@@ -28,12 +29,12 @@ def runs_of(
         left out or none is there: a sentence, "" where there is nothing to say.
     """
     shape = _shape(query, key_cache, layout)
-    found = find_runs(tables, lens, shape["block_size"])
+    found = find_runs(tables, lens, shape.block_size)
     if rates is None:
         return found, "" if found.runs else NOTHING
     if not found.runs:
         return None, f"{PAGED}: {NOTHING}"
-    chosen, why = choose_runs(found, **shape, rates=rates)
+    chosen, why = choose_runs(found, shape, rates)
     if not chosen.runs:
         return None, f"{PAGED}: {why}"
     return chosen, f"the prefix-aware kernel ran in part: {why}" if why else ""
@@ -51,19 +52,16 @@ def advise(
 ) -> Advice:
     """Which kernel the rule would take for a step; arguments as in `runs_of`."""
     shape = _shape(query, key_cache, layout)
-    found = find_runs(tables, lens, shape["block_size"])
-    chosen, _ = choose_runs(found, **shape, rates=rates)
-    saved = sum(saved_s(run, **shape, rates=rates) for run in (chosen.runs or found.runs))
+    found = find_runs(tables, lens, shape.block_size)
+    chosen, _ = choose_runs(found, shape, rates)
+    saved = sum(saved_s(run, shape, rates) for run in (chosen.runs or found.runs))
     return Advice("cascade" if chosen.runs else "paged", saved - rates.launch_s)
 
 
-def _shape(query: Any, key_cache: Any, layout: str) -> dict[str, int]:
-    axes = (1, 2) if layout == "NHD" else (2, 1)
-    block_size, num_kv_heads = (int(key_cache.shape[axis]) for axis in axes)
-    return {
-        "block_size": block_size, "num_heads": int(query.shape[1]), "num_kv_heads": num_kv_heads,
-        "head_size": int(query.shape[2]), "itemsize": _itemsize(key_cache),
-    }  # fmt: skip
+def _shape(query: Any, key_cache: Any, layout: str) -> StepShape:
+    _, block_size, num_kv_heads, head_size = cache_shape(key_cache, layout)
+    num_heads, itemsize = int(query.shape[1]), _itemsize(key_cache)
+    return StepShape(block_size, num_heads, num_kv_heads, head_size, itemsize)
 
 
 def _itemsize(array: Any) -> int:

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import numpy as np
+from apclab_kernels.layout import cache_shape
 from apclab_kernels.runs import Rates
 
 from apclab.arguments import instance, one_of, real, truth
@@ -80,12 +81,13 @@ def check_arrays(
             f"no dimension may be 0, got query {list(query.shape)}, cache {list(key_cache.shape)}"
         )
     num_heads, head_size = query.shape[1:]
-    num_kv_heads = key_cache.shape[2 if layout == "NHD" else 1]
-    if key_cache.shape[3] != head_size:
-        raise ValueError(f"head_size must be that of query, {head_size}, got {key_cache.shape[3]}")
-    if num_heads % num_kv_heads:
+    cache = cache_shape(key_cache, layout)
+    if cache.head_size != head_size:
+        raise ValueError(f"head_size must be that of query, {head_size}, got {cache.head_size}")
+    if num_heads % cache.num_kv_heads:
         raise ValueError(
-            f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads} "
+            f"num_heads must be a multiple of num_kv_heads, got {num_heads} and "
+            f"{cache.num_kv_heads} "
             f"(is layout {layout} right?)"
         )
     if (where := first_not_finite(query)) is not None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from apclab.attention.launch import Unavailable
 
-Build = dict[str, Any]  # the fields of `apclab_kernels.triton_compile.Build`, and "faults"
+Build = dict[str, Any]  # the fields of `apclab_kernels.triton.aot.compile.Build`, and "faults"
 TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
 
 
@@ -31,7 +31,7 @@ def compile_kernels(
     Args:
         targets: "sm_80" and so on of NVIDIA, "gfx942" of AMD.
         which: "default" (a model of issue 4860's shape and a grouped one, in each dtype), "doctor"
-            (cascade and prefill, too), or another of `triton_shipped.WHICH`.
+            (cascade and prefill, too), or another of `apclab_kernels.triton.aot.shipped.WHICH`.
         cancelled: asked after each variant; once true, the rest is left out.
         progress: told the part that is done (0..1) and what was compiled.
 
@@ -41,15 +41,15 @@ def compile_kernels(
     Raises:
         Unavailable: triton is missing, or cannot compile here.
     """
-    from apclab_kernels import triton_shipped
+    from apclab_kernels.triton.aot.shipped import WHICH
 
     if find_spec("triton") is None:
         raise Unavailable(
             f"compiling the kernels needs triton; install it with: "
             f"{sys.executable} -m pip install 'apclab[torch]'"
         )
-    total = len(targets) * sum(1 for _ in triton_shipped.WHICH[which]())
-    command = [sys.executable, "-m", "apclab_kernels.triton_compile", "--which", which]
+    total = len(targets) * sum(1 for _ in WHICH[which]())
+    command = [sys.executable, "-m", "apclab_kernels.triton.aot.compile", "--which", which]
     builds: list[Build] = []
     with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
         worker = subprocess.Popen(

@@ -56,13 +56,14 @@ def plan_interpreted(
         Unavailable: triton is missing or too old; the message says what to install.
     """
     _require()
-    from apclab_kernels.triton_variant import MOST_SPLITS, variant
+    from apclab_kernels.layout import cache_shape
+    from apclab_kernels.triton.variant import MOST_SPLITS, variant
 
     check_names(layout=layout, order=order)
     if not 1 <= splits <= MOST_SPLITS:
         raise ValueError(f"splits must be 1 to {MOST_SPLITS}, got {splits}")
     check_arrays(query, key_cache, value_cache, layout)
-    block_size, num_kv_heads = key_cache.shape[1:3] if layout == "NHD" else key_cache.shape[2:0:-1]
+    _, block_size, num_kv_heads, _ = cache_shape(key_cache, layout)
     check_tables(block_tables, seq_lens, len(query), len(key_cache), block_size)
     _, num_heads, head_size = query.shape
     variant(
@@ -94,7 +95,7 @@ def _act(step: dict[str, Any], out: Array, lse: Array) -> Callable[[], None]:
             asked, answered = Path(folder, "step.npz"), Path(folder, "result.npz")
             np.savez(asked, **step)
             done = subprocess.run(
-                [sys.executable, "-m", "apclab_kernels.triton_worker", asked, answered],
+                [sys.executable, "-m", "apclab_kernels.triton.worker", asked, answered],
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
             if done.returncode:

@@ -1,11 +1,9 @@
 """A bound kernel, and which backends can run here."""
 
-import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,28 +17,6 @@ BACKENDS = ("reference", "cpu", "triton")
 LAYOUTS = ("NHD", "HND")
 ORDERS = ("request", "head")
 DTYPES = ("float32", "float16", "bfloat16")
-# half the distance from 1 to the next larger number
-ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-# files whose text decides what a backend's kernel does
-_SOURCES = {
-    "reference": ("reference",),
-    "cpu": (
-        "cpu_attend",
-        "cpu_cut",
-        "cpu_decode",
-        "cpu_element",
-        "cpu_merge",
-        "cpu_tile",
-        "cpu_vector",
-    ),
-    "triton": ("triton_decode", "triton_merge", "triton_variant"),
-}
-# and those of the prefix-aware kernel
-_CASCADE_SOURCES = {
-    "reference": (),
-    "cpu": ("cpu_cascade", "cpu_product", "cpu_run", "runs"),
-    "triton": ("runs", "triton_cascade", "triton_tile", "triton_work"),
-}
 
 
 class Unavailable(RuntimeError):  # noqa: N818 - a state of the machine, not a mistake
@@ -144,25 +120,10 @@ def resolve(backend: str) -> str:
     return "triton"
 
 
-def kernel_sha256(backend: str, *, cascade: bool = False) -> str:
-    """Digest of the kernel's source, so that a record says which code ran.
-
-    Args:
-        backend: "reference", "cpu" or "triton".
-        cascade: of the prefix-aware kernel, with those that it is made of.
-    """
-    import apclab_kernels
-
-    folder = Path(next(iter(apclab_kernels.__path__)))
-    names = sorted(_SOURCES[backend] + (_CASCADE_SOURCES[backend] if cascade else ()))
-    text = b"".join((folder / f"{name}.py").read_bytes() for name in names)
-    return hashlib.sha256(text).hexdigest()
-
-
 def kernel_cache_note(backend: str) -> str:
     """What a user must know of where compiled kernels are kept; "" where that is as usual."""
     if backend != "cpu":
         return ""
-    from apclab_kernels import cpu_cache
+    from apclab_kernels.cpu.cache import CACHE_NOTE
 
-    return cpu_cache.CACHE_NOTE
+    return CACHE_NOTE

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from apclab_kernels.layout import by_token, cache_shape
 
-from apclab.attention.launch import ROUNDOFF, Launch
-from apclab.attention.probes import Comparison
-from apclab.attention.tensors import dtype_name, interpreting
+from apclab.attention.comparison import Comparison, draw_pairs, rounded_weights
+from apclab.attention.launch import Launch
+from apclab.attention.tensors import dtype_name
 
 
 class Truth(NamedTuple):
@@ -51,11 +52,14 @@ def attend(
     q = query[heads].double() * scale  # [heads, head_size]
     if seq_len == 0:
         return Truth(*(torch.zeros_like(q) for _ in Truth._fields))
-    tokens_at, heads_at = (1, 2) if layout == "NHD" else (2, 1)
-    kv_heads = heads // (query.shape[0] // key_cache.shape[heads_at])
-    blocks = block_table[: -(-seq_len // key_cache.shape[tokens_at])].long()
+    _, block_size, num_kv_heads, _ = cache_shape(key_cache, layout)
+    kv_heads = heads // (query.shape[0] // num_kv_heads)
+    blocks = block_table[: -(-seq_len // block_size)].long()
     k, v = (
-        cache[blocks].movedim(heads_at, 0)[kv_heads].flatten(1, 2)[:, :seq_len].double()
+        by_token(cache[blocks], layout)[:, :, kv_heads]
+        .flatten(0, 1)[:seq_len]
+        .double()
+        .movedim(1, 0)
         for cache in (key_cache, value_cache)
     )  # [heads, seq_len, head_size]
     scores = torch.einsum("hd,htd->ht", q, k)
@@ -94,18 +98,14 @@ def compare_on_device(
         look: called before each request; what it raises ends the comparison.
     """
     import torch
+    from apclab_kernels.reference import output_bound
 
-    batch, num_heads, head_size = query.shape
-    total = batch * num_heads
-    chosen = np.arange(total)
-    if pairs is not None and pairs < total:
-        chosen = np.sort(np.random.default_rng(seed).choice(total, pairs, replace=False))
+    _, num_heads, head_size = query.shape
+    chosen, said = draw_pairs(query, pairs, seed)
     tables = torch.as_tensor(block_tables, device=query.device)
     lens = torch.as_tensor(seq_lens).tolist()
-    u = ROUNDOFF[dtype_name(query)]
-    # as in `compare`: the Triton kernel rounds the weights, too
-    rounded = u if launch.backend == "triton" and u > ROUNDOFF["float32"] else 0.0
-    rounded *= 2 if interpreting() else 1
+    dtype = dtype_name(query)
+    rounded = rounded_weights(launch, dtype)
     most, worst = -1.0, Comparison(0.0, 1.0, "")
     for request in np.unique(chosen // num_heads).tolist():
         if look is not None:
@@ -117,8 +117,7 @@ def compare_on_device(
             scale=head_size**-0.5 if scale is None else scale, layout=launch.layout,
         )  # fmt: skip
         got = launch.out[request][heads].double()
-        arithmetic = truth.out_bound + rounded * truth.spread
-        bound = arithmetic * (1 + u) + max(u, rounded) * truth.out.abs() + 2.0**-25
+        bound = output_bound(truth, dtype, rounded_weights=rounded)
         error = (got - truth.out).abs()
         part = torch.where(error.isnan(), float("inf"), error / bound).flatten()
         at = int(part.argmax())
@@ -126,5 +125,4 @@ def compare_on_device(
             most = most_here
             worst = Comparison(float(error.flatten()[at]), float(bound.flatten()[at]), "")
     where = f"float64 on {query.device.type}"
-    said = "all pairs" if len(chosen) == total else f"sample of {len(chosen)} of {total} pairs"
     return worst._replace(checked=f"{said}, {where}")

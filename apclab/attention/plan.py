@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from apclab_kernels.layout import cache_shape
 from apclab_kernels.runs import Rates
 
 from apclab.attention.binding import bind
@@ -75,7 +76,7 @@ def plan(
                       block_tables=block_tables, seq_lens=seq_lens)  # fmt: skip
     check_place(backend, where)
     check_arrays(query, key_cache, value_cache, layout)
-    block_size = key_cache.shape[1 if layout == "NHD" else 2]
+    block_size = cache_shape(key_cache, layout).block_size
     on_host = to_host(block_tables), to_host(seq_lens)
     check_tables(*on_host, len(query), len(key_cache), block_size)
     if out is not None:

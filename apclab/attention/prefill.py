@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from apclab_kernels.layout import cache_shape
+
 from apclab.attention.binding import bind
 from apclab.attention.checks import (
     check_arrays,
@@ -74,7 +76,7 @@ def plan_prefill(
     check_arrays(query, key_cache, value_cache, layout, rows="num_tokens")
     tables, lens, starts = (to_host(a) for a in (block_tables, seq_lens, query_start_loc))
     check_starts(starts, len(query))
-    block_size = key_cache.shape[1 if layout == "NHD" else 2]
+    block_size = cache_shape(key_cache, layout).block_size
     check_tables(tables, lens, len(starts) - 1, len(key_cache), block_size)
     check_new(starts, lens)
     if out is not None:

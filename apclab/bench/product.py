@@ -5,14 +5,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from apclab.attention import ROUNDOFF
 from apclab.bench.bound import WrongResult
 from apclab.bench.how import How
 from apclab.results import Record
 
 # rows and columns: at least 90 % of the rate of larger ones, 2 and 137 * 10**9 operations a call
 _SIZE = {"cpu": 1024, "cuda": 4096}
-# half the distance from 1 to the next larger number, of what is multiplied and of the result
-_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 _CHECKED_ROWS = 4
 
 
@@ -79,7 +78,7 @@ def plan_product(how: How) -> Product:
     a = a[:_CHECKED_ROWS]
     exact = a @ b
     # a sum of n products in float32 (Higham, 3.1), and one rounding to the result's dtype
-    bound = size * 2.0**-24 * (np.abs(a) @ np.abs(b)) + _ROUNDOFF[dtype] * np.abs(exact)
+    bound = size * 2.0**-24 * (np.abs(a) @ np.abs(b)) + ROUNDOFF[dtype] * np.abs(exact)
     error = np.abs(rows - exact)
     at = np.unravel_index(np.argmax(np.where(np.isnan(error), np.inf, error / bound)), error.shape)
     if not error[at] <= bound[at]:

@@ -5,10 +5,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from apclab_kernels.layout import Elements, Int32, by_token, cache_shape
+
 Float64 = NDArray[np.float64]
-Int32 = NDArray[np.int32]
-# float32, float16 or ml_dtypes.bfloat16
-Elements = NDArray[Any]
+
+
+# half the distance from 1 to the next larger number
+ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+# half the distance from 0 to the next number
+UNDERFLOW = {"float32": 2.0**-150, "float16": 2.0**-25, "bfloat16": 2.0**-134}
 
 
 class Attended(NamedTuple):
@@ -23,11 +28,10 @@ class Attended(NamedTuple):
 
 def gather(cache: Elements, block_table: Int32, seq_len: int, layout: str) -> Float64:
     """Collect one sequence from its blocks: float64 [seq_len, num_kv_heads, head_size]."""
-    block_size = cache.shape[1] if layout == "NHD" else cache.shape[2]
-    blocks = cache[block_table[: -(-seq_len // block_size)]]
-    if layout == "HND":  # [blocks, heads, block_size, size] -> [blocks, block_size, heads, size]
-        blocks = blocks.swapaxes(1, 2)
-    return blocks.reshape(-1, *blocks.shape[2:])[:seq_len].astype(np.float64)
+    block_size = cache_shape(cache, layout).block_size
+    blocks = by_token(cache[block_table[: -(-seq_len // block_size)]], layout)
+    tokens: Elements = blocks.reshape(-1, *blocks.shape[2:])[:seq_len]
+    return tokens.astype(np.float64)
 
 
 def paged_attention_decode(
@@ -61,7 +65,7 @@ def paged_attention_decode(
     """
     batch, num_heads, head_size = query.shape
     scale = head_size**-0.5 if scale is None else scale
-    u = 2.0**-24
+    u = ROUNDOFF["float32"]
     out = np.zeros((batch, num_heads, head_size))
     lse = np.full((batch, num_heads), -np.inf)
     out_bound, lse_bound, spread = np.zeros_like(out), np.zeros_like(lse), np.zeros_like(out)
@@ -99,8 +103,26 @@ def relative_bound(sizes: Any, seq_len: int, head_size: int) -> Any:
         seq_len: tokens.
         head_size: elements of a head.
     """
-    u = 2.0**-24
+    u = ROUNDOFF["float32"]
     return 2 * (head_size + 4) * u * sizes + (2 * seq_len + 20) * u
+
+
+def output_bound(truth: Any, dtype: str, *, rounded_weights: float = 0.0) -> Any:
+    """How far an output in its dtype may be from the exact one: [.., head_size].
+
+    The kernel's float32 arithmetic, then one rounding to the dtype; where the kernel rounds the
+    weights to it before it multiplies them with the values, those roundings too.
+
+    Args:
+        truth: `out`, `out_bound` and `spread` as of `Attended`, NumPy or torch.
+        dtype: of the output.
+        rounded_weights: error of a weight in units of the dtype's roundoff: 1 for a kernel that
+            rounds weights to the dtype before the second product, 2 if it truncates.
+    """
+    u = ROUNDOFF[dtype]
+    arithmetic = truth.out_bound + rounded_weights * u * truth.spread
+    rounding = max(1.0, rounded_weights) * u * (abs(truth.out) + arithmetic)
+    return arithmetic + rounding + UNDERFLOW[dtype]
 
 
 def as_decode(block_tables: Int32, seq_lens: Int32, query_start_loc: Int32) -> tuple[Int32, Int32]:

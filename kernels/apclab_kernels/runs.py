@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Int32 = NDArray[np.int32]
+from apclab_kernels.layout import Int32
+
 Int64 = NDArray[np.int64]
 
 # queries of a register tile of the CPU's products; half of one takes as long as a whole: 1.6 and
@@ -19,7 +20,7 @@ Int64 = NDArray[np.int64]
 ROWS = 32
 
 
-class Run(NamedTuple):
+class SharedRun(NamedTuple):
     """Blocks that some requests of a batch have in common, all of them full."""
 
     requests: Int32  # [n], n >= 2 rows of the batch, ascending
@@ -30,18 +31,28 @@ class Run(NamedTuple):
 class Runs(NamedTuple):
     """The runs of a batch, and what they leave."""
 
-    runs: list[Run]  # a run before those that continue it
+    runs: list[SharedRun]  # a run before those that continue it
     tail_starts: Int32  # [batch] tokens, multiples of the block size: where a request's tail begins
 
 
 class Rates(NamedTuple):
-    """What a machine does, measured: the rule of `cascade_pays` has no other numbers."""
+    """What a machine does, measured: the rule of `choose_runs` has no other numbers."""
 
     product_flop_per_s: float  # matrix product of a run
     dram_bytes_per_s: float  # paged kernel, every block its own
     cache_bytes_per_s: float  # paged kernel, all requests share
     run_s: float  # one more run
     launch_s: float  # the prefix-aware kernel as such: more states, their merge
+
+
+class StepShape(NamedTuple):
+    """What the worth of a run depends on, besides the machine."""
+
+    block_size: int  # tokens
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    itemsize: int  # bytes of an element of the caches
 
 
 class _Node(NamedTuple):
@@ -89,7 +100,7 @@ def find_runs(block_tables: Int32, seq_lens: Int32, block_size: int, *, levels: 
             continue
         rows, end, children = nodes[i]
         if takes[level][i, start]:
-            runs.append(Run(rows, start, block_tables[rows[0], start:end].astype(np.int32)))
+            runs.append(SharedRun(rows, start, block_tables[rows[0], start:end].astype(np.int32)))
             start, level = end, level - 1
         todo += [(child, start, level) for child in reversed(children)]
     return Runs(runs, _tail_starts(runs, len(seq_lens), block_size))
@@ -122,23 +133,32 @@ def _prefix_tree(tables: Int32, full: Int32) -> tuple[list[_Node], list[int]]:
     return nodes, roots
 
 
-def _tail_starts(runs: Sequence[Run], batch: int, block_size: int) -> Int32:
+def _tail_starts(runs: Sequence[SharedRun], batch: int, block_size: int) -> Int32:
     starts = np.zeros(batch, np.int32)
     for run in runs:
         starts[run.requests] = (run.first + len(run.blocks)) * block_size
     return starts
 
 
-def saved_s(
-    run: Run,
-    *,
-    block_size: int,
-    num_heads: int,
-    num_kv_heads: int,
-    head_size: int,
-    itemsize: int,
-    rates: Rates,
-) -> float:
+def tails_of(
+    block_tables: Int32, seq_lens: Int32, runs: Runs, block_size: int
+) -> tuple[Int32, Int32]:
+    """Tables and lengths of what is behind the runs, int32 [batch, most tail blocks] and [batch].
+
+    Args:
+        block_tables: int32 [batch, max_blocks].
+        seq_lens: int32 [batch].
+        runs: of these tables.
+        block_size: tokens of one block.
+    """
+    lens = seq_lens - runs.tail_starts
+    columns = np.arange(max(1, -(-int(lens.max(initial=0)) // block_size)))
+    at = runs.tail_starts[:, None] // block_size + columns  # [batch, columns]
+    tables = np.take_along_axis(block_tables, np.minimum(at, block_tables.shape[1] - 1), axis=1)
+    return tables.astype(np.int32), lens.astype(np.int32)
+
+
+def saved_s(run: SharedRun, shape: StepShape, rates: Rates) -> float:
     """Seconds that one run saves if it is read once; negative where it costs.
 
     With n requests and b = 2 * tokens * num_kv_heads * head_size * itemsize bytes of K and V, the
@@ -150,13 +170,10 @@ def saved_s(
 
     Args:
         run: the run.
-        block_size: tokens per block.
-        num_heads: query heads.
-        num_kv_heads: key and value heads.
-        head_size: elements per head.
-        itemsize: bytes of an element of the caches.
+        shape: of its step.
         rates: of the machine.
     """
+    block_size, num_heads, num_kv_heads, head_size, itemsize = shape
     n, tokens = len(run.requests), len(run.blocks) * block_size
     read = 2 * tokens * num_kv_heads * head_size * itemsize
     rows = -(-n * num_heads // num_kv_heads // ROWS) * ROWS
@@ -164,72 +181,25 @@ def saved_s(
     return (n - 1) * read / rates.cache_bytes_per_s - product - rates.run_s
 
 
-def cascade_pays(
-    run: Run,
-    *,
-    block_size: int,
-    num_heads: int,
-    num_kv_heads: int,
-    head_size: int,
-    itemsize: int,
-    rates: Rates,
-) -> bool:
-    """Whether reading a run once for all its requests is faster than leaving it to the caches.
-
-    Args:
-        run: see `saved_s`, whose arithmetic this is, and the others.
-        block_size: see there.
-        num_heads: see there.
-        num_kv_heads: see there.
-        head_size: see there.
-        itemsize: see there.
-        rates: see there.
-    """
-    return (
-        saved_s(
-            run, block_size=block_size, num_heads=num_heads, num_kv_heads=num_kv_heads,
-            head_size=head_size, itemsize=itemsize, rates=rates,
-        )
-        > 0
-    )  # fmt: skip
-
-
-def choose_runs(
-    runs: Runs,
-    *,
-    block_size: int,
-    num_heads: int,
-    num_kv_heads: int,
-    head_size: int,
-    itemsize: int,
-    rates: Rates,
-) -> tuple[Runs, str]:
+def choose_runs(runs: Runs, shape: StepShape, rates: Rates) -> tuple[Runs, str]:
     """Keep the runs that pay; none if together they do not earn the launch.
 
     A run that does not pay is added in front of those that continue it, else left to the tails.
 
     Args:
         runs: as from `find_runs`.
-        block_size: see `saved_s`, and the others.
-        num_heads: see there.
-        num_kv_heads: see there.
-        head_size: see there.
-        itemsize: see there.
-        rates: see there.
+        shape: of the step.
+        rates: of the machine.
 
     Returns:
         The runs that are left, and a sentence that says why some are not; "" if all are.
     """
-    shape = {
-        "block_size": block_size, "num_heads": num_heads, "num_kv_heads": num_kv_heads,
-        "head_size": head_size, "itemsize": itemsize,
-    }  # fmt: skip
-    kept: list[Run] = []
+    kept: list[SharedRun] = []
     earned = 0.0
     open_runs = list(runs.runs)
     while open_runs:
         run = open_runs.pop(0)
-        if (saved := saved_s(run, **shape, rates=rates)) > 0:
+        if (saved := saved_s(run, shape, rates)) > 0:
             kept.append(run)
             earned += saved
             continue
@@ -237,7 +207,7 @@ def choose_runs(
         for i, other in enumerate(open_runs):
             if other.first == end and np.isin(other.requests, run.requests).all():
                 blocks = np.concatenate([run.blocks, other.blocks])
-                open_runs[i] = Run(other.requests, run.first, blocks)
+                open_runs[i] = SharedRun(other.requests, run.first, blocks)
     batch = len(runs.tail_starts)
     found = len(runs.runs)
     if not found:
@@ -247,7 +217,7 @@ def choose_runs(
         gain = f"{earned * 1e6:.3g} us" if kept else "nothing"
         return none, f"{_runs(found)} would save {gain}, {rates.launch_s * 1e6:.3g} us are spent"
     why = "" if len(kept) == found else f"{len(kept)} of {_runs(found)} pay"
-    return Runs(kept, _tail_starts(kept, batch, block_size)), why
+    return Runs(kept, _tail_starts(kept, batch, shape.block_size)), why
 
 
 def _runs(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Causal products of small matrices held in cache, for numba kernels: sums stay in registers.
+"""Products of small matrices held in cache, for numba kernels: sums stay in registers.
 
 The columns of B and C are lanes, 16 or 32 side by side; an element of A is spread over all of them.
 So A is read as it lies, by rows or by columns, and nothing but B and C is ever transposed.
@@ -12,14 +12,15 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from apclab_kernels.cpu_vector import (
+from apclab_kernels.cpu.vector import (
     F32,
     F32X16,
-    I32,
     I32X16,
     WIDTH,
+    call,
     load_as,
     pointer_to,
+    spread,
 )
 
 I64 = ir.IntType(64)
@@ -28,18 +29,6 @@ _WIDE = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2]
 # rows of C in registers: 8 x 2 sums of 512 bits, or 4 x 1 of twice 256 (four times 128) bits
 BLOCK = 8 if _WIDE else 4
 LANES = 2 * WIDTH if _WIDE else WIDTH  # query rows side by side
-
-
-def _spread(builder: Any, value: Any) -> Any:
-    undefined = ir.Constant(F32X16, ir.Undefined)
-    one = builder.insert_element(undefined, value, I32(0))
-    return builder.shuffle_vector(one, undefined, ir.Constant(I32X16, [0] * WIDTH))
-
-
-def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    kind = ir.FunctionType(F32X16, [F32X16] * 3)
-    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{WIDTH}f32")
-    return builder.call(function, [a, b, c])
 
 
 def _float_at(builder: Any, data: Any, index: Any) -> Any:
@@ -68,7 +57,7 @@ def _add_products(builder: Any, sums: Any, factors: Any, lanes: Any, seen: Any =
     for row, factor in zip(sums, factors, strict=True):
         for v, (place, lane) in enumerate(zip(row, lanes, strict=True)):
             old = builder.load(place)
-            new = _fma(builder, factor, lane, old)
+            new = call(builder, "fma", factor, lane, old)
             builder.store(builder.select(seen[v], new, old) if seen else new, place)
 
 
@@ -93,7 +82,7 @@ def _rows_product(vectors: int) -> Any:
                 factors = []
                 for start in starts:
                     x = _float_at(builder, a_data, builder.add(start, loop.index))
-                    factors.append(_spread(builder, x))
+                    factors.append(spread(builder, x))
                 _add_products(builder, sums, factors, lane)
             for m, row in enumerate(sums):
                 at = builder.add(args[7], I64(m * lanes))
@@ -130,12 +119,12 @@ def _columns_product(vectors: int) -> Any:
                 lane = [_vector_at(builder, b_data, at, v) for v in range(vectors)]
                 start = builder.add(args[1], builder.mul(args[2], index))
                 factors = [
-                    _spread(builder, _float_at(builder, a_data, builder.add(start, I64(m))))
+                    spread(builder, _float_at(builder, a_data, builder.add(start, I64(m))))
                     for m in range(BLOCK)
                 ]
                 seen = None
                 if masked:  # left out, not multiplied by 0: 0 * NaN would be NaN
-                    number = _spread(builder, builder.sitofp(index, F32))
+                    number = spread(builder, builder.sitofp(index, F32))
                     seen = [builder.fcmp_ordered("<", number, limit) for limit in most]
                 _add_products(builder, sums, factors, lane, seen)
 
@@ -148,7 +137,7 @@ def _columns_product(vectors: int) -> Any:
                 at = builder.add(args[10], I64(m * lanes))
                 for v, total in enumerate(row):
                     old = _vector_at(builder, c_data, at, v)
-                    new = _fma(builder, old, scale[v], builder.load(total))
+                    new = call(builder, "fma", old, scale[v], builder.load(total))
                     _put(builder, new, c_data, at, v)
             return context.get_dummy_value()
 
@@ -198,7 +187,7 @@ def below(_typing: Any, index: Any, limits: Any, x: Any, other: Any) -> Any:
     """Lanes of x where the float32 index is below the lane's limit, of `other` elsewhere."""
 
     def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        seen = builder.fcmp_ordered("<", _spread(builder, args[0]), args[1])
+        seen = builder.fcmp_ordered("<", spread(builder, args[0]), args[1])
         return builder.select(seen, args[2], args[3])
 
     return x(types.float32, limits, x, other), codegen

@@ -9,18 +9,15 @@ from typing import Any
 import numba
 import numpy as np
 from numba import njit, prange
-from numpy.typing import NDArray
 
-from apclab_kernels.cpu_cache import CACHED, drop_stale
-from apclab_kernels.cpu_cut import cut, number_of_tasks, split_tables, task_range
-from apclab_kernels.cpu_decode import BUNDLE, row_starts, strides_of
-from apclab_kernels.cpu_tile import TILE
-from apclab_kernels.cpu_vector import WIDTH, load, store, xor, zeros
-from apclab_kernels.reference import Elements, Int32
+from apclab_kernels.cpu.cache import CACHED, drop_stale
+from apclab_kernels.cpu.cut import cut, number_of_tasks, split_tables, task_range
+from apclab_kernels.cpu.decode import BUNDLE, row_starts
+from apclab_kernels.cpu.tile import TILE
+from apclab_kernels.cpu.vector import WIDTH, load, store, xor, zeros
+from apclab_kernels.layout import Elements, Float32, Int32, cache_shape, strides_of
 
 LINE = 64  # bytes of a cache line and of one vector
-
-Float32 = NDArray[np.float32]
 
 
 @njit(parallel=True, cache=CACHED)
@@ -120,7 +117,7 @@ def bind_touch(
 ) -> tuple[Any, ...]:
     """Arguments for `touch`: the addresses of a decode launch, in its order, cut into its tasks.
 
-    Shapes as in `cpu_decode.bind`.
+    Shapes as in `decode.bind`.
 
     Raises:
         ValueError: a row of one head is not a whole number of 64-byte lines.
@@ -128,8 +125,7 @@ def bind_touch(
     size = key_cache.shape[-1]
     if (row_bytes := size * key_cache.itemsize) % LINE:
         raise ValueError(f"a row of one head must be a multiple of {LINE} bytes, got {row_bytes}")
-    block_size = key_cache.shape[1 if layout == "NHD" else 2]
-    num_kv_heads = key_cache.shape[2 if layout == "NHD" else 1]
+    _, block_size, num_kv_heads, _ = cache_shape(key_cache, layout)
     longest = int(seq_lens.max(initial=0))
     tasks = cut(order, len(seq_lens), num_kv_heads, longest, row_bytes, numba.get_num_threads())
     if tasks.parts > 1:

@@ -12,7 +12,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from apclab_kernels.cpu_vector import (
+from apclab_kernels.cpu.vector import (
     F32,
     F32X16,
     I32,

@@ -50,17 +50,17 @@ def drop_stale(dispatcher: Any) -> None:
     """
     if not CACHED:
         return
-    sources = sorted(Path(__file__).parent.glob("cpu_*.py"))
+    sources = sorted(Path(__file__).parent.glob("*.py"))
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()
     folder = Path(dispatcher.stats.cache_path)
-    stamp = folder / "cpu_sources.sha256"
+    stamp = folder / "sources.sha256"
     # a cache that cannot be written cannot have gone stale by our hand either
     with contextlib.suppress(OSError):
         if stamp.is_file() and stamp.read_text() == digest:
             return
-        for index in folder.glob("cpu_*.nbi"):
+        for index in folder.glob("*.nbi"):
             index.unlink(missing_ok=True)
-        for code in folder.glob("cpu_*.nbc"):
+        for code in folder.glob("*.nbc"):
             code.unlink(missing_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
         stamp.write_text(digest)

@@ -1,7 +1,7 @@
 """The Triton kernel in Triton's interpreter, on NumPy arrays: to look and to test, not to time.
 
 A process either interprets or compiles, decided before its first `import triton`. So the
-interpreter has a process of its own: `python -m apclab_kernels.triton_worker STEP.npz RESULT.npz`.
+interpreter has a process of its own: `python -m apclab_kernels.triton.worker STEP.npz RESULT.npz`.
 """
 
 import os
@@ -79,7 +79,7 @@ def interpret(
         layout: "NHD" or "HND".
         order: "request" or "head".
         splits: programs that share a sequence.
-        kernels: the module `triton_decode`, or an altered copy, imported while interpreting.
+        kernels: the module `decode`, or an altered copy, imported while interpreting.
 
     Returns:
         out, dtype and shape of the query, and lse, float32 [batch, num_heads].
@@ -110,7 +110,7 @@ def main(step: str, result: str) -> None:
     sys.modules["torch"] = None  # type: ignore[assignment]
     import ml_dtypes
 
-    from apclab_kernels import triton_decode
+    from apclab_kernels.triton import decode
 
     with np.load(step) as file:
         given = dict(file)
@@ -121,7 +121,7 @@ def main(step: str, result: str) -> None:
         arrays[key] = arrays[key].view(dtype)[..., 0]
     out, lse = interpret(
         arrays, scale=float(given["scale"]), layout=str(given["layout"]),
-        order=str(given["order"]), splits=int(given["splits"]), kernels=triton_decode,
+        order=str(given["order"]), splits=int(given["splits"]), kernels=decode,
     )  # fmt: skip
     np.savez(result, out=out[..., None].view(np.uint8), lse=lse)
 

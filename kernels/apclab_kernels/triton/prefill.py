@@ -10,10 +10,11 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from apclab_kernels.triton_decode import device
-from apclab_kernels.triton_merge import merge
-from apclab_kernels.triton_tile import fold
-from apclab_kernels.triton_variant import LOG2_E, choose_splits, product_rows, product_variant
+from apclab_kernels.layout import cache_shape, strides_of
+from apclab_kernels.triton.decode import Bound, device
+from apclab_kernels.triton.merge import merge
+from apclab_kernels.triton.tile import fold
+from apclab_kernels.triton.variant import LOG2_E, choose_splits, product_rows, product_variant
 
 
 @triton.jit
@@ -200,7 +201,7 @@ def bind(
     layout: str = "NHD",
     order: str = "request",
     splits: int | None = None,
-) -> tuple[Any, ...]:
+) -> Bound:
     """Arguments for `run`: grid, variant and buffers, chosen from shapes alone.
 
     Torch tensors on one device. A CUDA graph may replay the launch with other lengths.
@@ -225,8 +226,7 @@ def bind(
     """
     num_tokens, num_heads, head_size = query.shape
     batch = seq_lens.shape[0]
-    tokens_at, heads_at = (1, 2) if layout == "NHD" else (2, 1)
-    num_kv_heads, block_size = key_cache.shape[heads_at], key_cache.shape[tokens_at]
+    _, block_size, num_kv_heads, _ = cache_shape(key_cache, layout)
     place = device(query)
     dtype = str(query.dtype).removeprefix("torch.")
     rows = product_rows(dtype, num_heads // num_kv_heads, -(-num_tokens // batch))
@@ -251,16 +251,16 @@ def bind(
         *(partial, partial_lse),
     )
     numbers = (
-        scale * LOG2_E, batch, query_tiles, block_tables.stride(0), key_cache.stride(0),
-        key_cache.stride(tokens_at), key_cache.stride(heads_at),
+        scale * LOG2_E, batch, query_tiles, block_tables.stride(0),
+        *strides_of(key_cache, layout),
     )  # fmt: skip
-    return (query_tiles * num_kv_heads * splits,), chosen, arrays, numbers, out, lse
+    grid = (query_tiles * num_kv_heads * splits,)
+    return Bound(grid, chosen, arrays, numbers, partial, partial_lse, out, lse)
 
 
-def run(arguments: tuple[Any, ...]) -> None:
+def run(bound: Bound) -> None:
     """Launch the kernel once, and the merge where there are splits; does not wait for it."""
-    grid, chosen, arrays, numbers, out, lse = arguments
-    constants = {name: v for name, v in chosen.constants.items() if name != "PARTIAL"}
-    prefill_kernel[grid](*arrays, *numbers, **constants, **chosen.options)
+    constants = {name: v for name, v in bound.chosen.constants.items() if name != "PARTIAL"}
+    prefill_kernel[bound.grid](*bound.arrays, *bound.numbers, **constants, **bound.chosen.options)
     if constants["SPLITS"] > 1:
-        merge(arrays[-2], arrays[-1], out, lse)
+        merge(bound.partial, bound.partial_lse, bound.out, bound.lse)

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from apclab_kernels.cpu_cache import CACHED
-from apclab_kernels.reference import Int32
+from apclab_kernels.cpu.cache import CACHED
+from apclab_kernels.layout import Int32
 
 # keys and values of one sequence that a head-ordered task keeps in hand: half of a 2 MiB L2
 HEAD_RUN_BYTES = 2**20

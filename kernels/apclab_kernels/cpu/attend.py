@@ -7,9 +7,9 @@ row is loaded and widened once for them; what is left of a group goes one head a
 import numpy as np
 from numba import njit
 
-from apclab_kernels.cpu_cache import CACHED
-from apclab_kernels.cpu_element import CHUNK
-from apclab_kernels.cpu_tile import (
+from apclab_kernels.cpu.cache import CACHED
+from apclab_kernels.cpu.element import CHUNK
+from apclab_kernels.cpu.tile import (
     FASTMATH,
     TILE,
     dot,
@@ -20,7 +20,7 @@ from apclab_kernels.cpu_tile import (
     weigh_four,
     weights_of,
 )
-from apclab_kernels.cpu_vector import WIDTH
+from apclab_kernels.cpu.vector import WIDTH
 
 START = np.int64(0)  # typed, so that numba compiles the callees once
 

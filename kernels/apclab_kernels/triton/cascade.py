@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from apclab_kernels import triton_decode
-from apclab_kernels.runs import Runs
-from apclab_kernels.triton_merge import merge
-from apclab_kernels.triton_tile import fold
-from apclab_kernels.triton_variant import LOG2_E, Variant, product_rows, product_variant
-from apclab_kernels.triton_work import choose_piece, cut, tails_of
+from apclab_kernels.layout import cache_shape, strides_of
+from apclab_kernels.runs import Runs, tails_of
+from apclab_kernels.triton import decode
+from apclab_kernels.triton.merge import merge
+from apclab_kernels.triton.tile import fold
+from apclab_kernels.triton.variant import LOG2_E, Variant, product_rows, product_variant
+from apclab_kernels.triton.work import choose_piece, cut
 
 
 @triton.jit
@@ -107,9 +108,7 @@ class Bound(NamedTuple):
     chosen: Variant
     arrays: tuple[Any, ...]
     numbers: tuple[Any, ...]
-    tails: tuple[Any, ...]  # arguments for `triton_decode.run_partial`
-    out: Any
-    lse: Any
+    tails: decode.Bound  # and where all states and their merge go
 
 
 def bind(
@@ -131,7 +130,7 @@ def bind(
     """Arguments for `run`: grids, variants, buffers and lists of work.
 
     Tables and lengths are read on the host here and never in `run`, so a CUDA graph may capture
-    that; the next step has other tails and is bound again. Tensors as of `triton_decode.bind`.
+    that; the next step has other tails and is bound again. Tensors as of `decode.bind`.
 
     Args:
         query: [batch, num_heads, head_size], contiguous.
@@ -152,9 +151,8 @@ def bind(
         ValueError: a shape that the kernels cannot do.
     """
     _, num_heads, head_size = query.shape
-    tokens_at, heads_at = (1, 2) if layout == "NHD" else (2, 1)
-    num_kv_heads, block_size = key_cache.shape[heads_at], key_cache.shape[tokens_at]
-    place = triton_decode.device(query)
+    _, block_size, num_kv_heads, _ = cache_shape(key_cache, layout)
+    place = decode.device(query)
     group = num_heads // num_kv_heads
     dtype = str(query.dtype).removeprefix("torch.")
     rows = product_rows(dtype, group, max((len(run.requests) for run in runs.runs), default=1))
@@ -173,25 +171,22 @@ def bind(
     tables, lens = tails_of(block_tables.cpu().numpy(), seq_lens.cpu().numpy(), runs, block_size)
     tail_tables, tail_lens = block_tables.new_tensor(tables), block_tables.new_tensor(lens)
     if splits is None:
-        splits = triton_decode.splits_of(query, key_cache, tail_tables, layout)
+        splits = decode.splits_of(query, key_cache, tail_tables, layout)
         splits = max(1, min(splits, work.room))
     parts = work.parts + splits
     partial = lse.new_empty((*lse.shape, parts, head_size))
     # of most requests some states are never written; they stay empty
     partial_lse = lse.new_full((*lse.shape, parts), float("-inf"))
     caches = (query, key_cache, value_cache)
-    tails = triton_decode.bind_partial(
+    tails = decode.bind_partial(
         *caches, tail_tables, tail_lens, partial, partial_lse, scale=scale, layout=layout,
         order=order, splits=splits, parts=parts, part_first=work.parts,
     )  # fmt: skip
     lists = (block_tables.new_tensor(x) for x in (work.requests, work.blocks, work.pieces))
-    numbers = (
-        scale * LOG2_E, len(work.pieces), parts, key_cache.stride(0), key_cache.stride(tokens_at),
-        key_cache.stride(heads_at),
-    )  # fmt: skip
+    numbers = (scale * LOG2_E, len(work.pieces), parts, *strides_of(key_cache, layout))
     return Bound(
         (len(work.pieces) * num_kv_heads,), chosen, (*caches, *lists, partial, partial_lse),
-        numbers, tails, out, lse,
+        numbers, tails._replace(out=out, lse=lse),
     )  # fmt: skip
 
 
@@ -203,5 +198,5 @@ def run(bound: Bound) -> None:
         cascade_kernel[bound.grid](
             *bound.arrays, *bound.numbers, **constants, **bound.chosen.options
         )
-    triton_decode.run_partial(bound.tails)
-    merge(bound.arrays[-2], bound.arrays[-1], bound.out, bound.lse)
+    decode.run_partial(bound.tails)
+    merge(bound.tails.partial, bound.tails.partial_lse, bound.tails.out, bound.tails.lse)

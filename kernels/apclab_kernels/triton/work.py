@@ -1,14 +1,13 @@
-"""Cuts runs into what one program does, and tables into what the runs leave. NumPy, no triton."""
+"""Cuts runs into what one program does. NumPy, no triton."""
 
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from apclab_kernels.layout import Int32
 from apclab_kernels.runs import Runs
-from apclab_kernels.triton_variant import MOST_SPLITS
+from apclab_kernels.triton.variant import MOST_SPLITS
 
-Int32 = NDArray[np.int32]
 # states of a run that a request gets: two runs leave half of what a merge takes
 _MOST_SHARES = MOST_SPLITS // 4
 
@@ -83,21 +82,3 @@ def cut(runs: Runs, *, block_size: int, at_once: int, tile: int, piece_tokens: i
         np.array(pieces, np.int32).reshape(-1, 6),
         int(parts.max(initial=0)),
     )
-
-
-def tails_of(
-    block_tables: Int32, seq_lens: Int32, runs: Runs, block_size: int
-) -> tuple[Int32, Int32]:
-    """Tables and lengths of what is behind the runs, int32 [batch, most tail blocks] and [batch].
-
-    Args:
-        block_tables: int32 [batch, max_blocks].
-        seq_lens: int32 [batch].
-        runs: of these tables.
-        block_size: tokens of one block.
-    """
-    lens = seq_lens - runs.tail_starts
-    columns = np.arange(max(1, -(-int(lens.max(initial=0)) // block_size)))
-    at = runs.tail_starts[:, None] // block_size + columns  # [batch, columns]
-    tables = np.take_along_axis(block_tables, np.minimum(at, block_tables.shape[1] - 1), axis=1)
-    return tables.astype(np.int32), lens.astype(np.int32)

@@ -1,7 +1,7 @@
 """What the Triton kernels become for a GPU that is not here: compiled, disassembled, counted.
 
 No GPU and no torch: triton brings the assemblers. This must be a process of its own, one in which
-triton does not interpret; `python -m apclab_kernels.triton_compile --help` is that process.
+triton does not interpret; `python -m apclab_kernels.triton.aot.compile --help` is that process.
 """
 
 import argparse
@@ -16,10 +16,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from apclab_kernels import triton_cascade, triton_decode, triton_merge, triton_prefill
-from apclab_kernels.triton_binary import read_amdgcn, read_cubin
-from apclab_kernels.triton_shipped import WHICH, Shape
-from apclab_kernels.triton_variant import (
+from apclab_kernels.triton import cascade, decode, merge, prefill
+from apclab_kernels.triton.aot.binary import read_amdgcn, read_cubin
+from apclab_kernels.triton.aot.shipped import WHICH, Shape
+from apclab_kernels.triton.variant import (
     MERGE_WARPS,
     Variant,
     power_of_two,
@@ -39,9 +39,9 @@ MOST_SHARED = {
     "sm_100": 227 << 10, "sm_120": 99 << 10, "gfx942": 64 << 10,
 }  # fmt: skip
 _KERNELS = {
-    "decode": triton_decode.decode_kernel,
-    "prefill": triton_prefill.prefill_kernel,
-    "cascade": triton_cascade.cascade_kernel,
+    "decode": decode.decode_kernel,
+    "prefill": prefill.prefill_kernel,
+    "cascade": cascade.cascade_kernel,
 }
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
@@ -161,7 +161,7 @@ def compile_merge(shape: Shape, target: str) -> Build:
         "partial": "*fp32", "partial_lse": "*fp32", "out": f"*{TYPES[shape.dtype]}", "lse": "*fp32",
     }  # fmt: skip
     kernel = _compile(
-        triton_merge.merge_kernel, types, constants, set(types), target, {"num_warps": MERGE_WARPS}
+        merge.merge_kernel, types, constants, set(types), target, {"num_warps": MERGE_WARPS}
     )
     return _build(
         kernel, shape, target, kernel="merge", num_warps=MERGE_WARPS,

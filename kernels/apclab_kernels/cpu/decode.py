@@ -13,14 +13,14 @@ import numba
 import numpy as np
 from numba import njit, prange
 
-from apclab_kernels import cpu_merge
-from apclab_kernels.cpu_attend import aligned, attend
-from apclab_kernels.cpu_cache import CACHED, drop_stale
-from apclab_kernels.cpu_cut import Tasks, cut, number_of_tasks, split_tables, task_range
-from apclab_kernels.cpu_element import bits
-from apclab_kernels.cpu_tile import FASTMATH, LN_2, TILE, give_out, give_state, take_query
-from apclab_kernels.cpu_vector import WIDTH
-from apclab_kernels.reference import Elements, Int32
+from apclab_kernels.cpu import merge
+from apclab_kernels.cpu.attend import aligned, attend
+from apclab_kernels.cpu.cache import CACHED, drop_stale
+from apclab_kernels.cpu.cut import Tasks, cut, number_of_tasks, split_tables, task_range
+from apclab_kernels.cpu.element import bits
+from apclab_kernels.cpu.tile import FASTMATH, LN_2, TILE, give_out, give_state, take_query
+from apclab_kernels.cpu.vector import WIDTH
+from apclab_kernels.layout import Elements, Int32, cache_shape, strides_of
 
 # a tile of so many heads goes through the requests of a bundle at a time, within half an L1
 CHUNK_BYTES = 2**14
@@ -97,12 +97,6 @@ def set_threads(threads: int | None = None) -> int:
     return int(numba.get_num_threads())
 
 
-def strides_of(cache: Elements, layout: str) -> tuple[int, int, int]:
-    """Elements from block to block, token to token and head to head of a contiguous cache."""
-    _, n, m, size = cache.shape
-    return (n * m * size, m * size, size) if layout == "NHD" else (n * m * size, size, m * size)
-
-
 class Bound(NamedTuple):
     """What `run` needs: the kernel's arguments, and the merge's where sequences are split."""
 
@@ -134,10 +128,10 @@ def bind(
     states = None
     if tasks.parts > 1:
         batch, num_heads, size = query.shape
-        states = cpu_merge.no_states(batch, num_heads, tasks.parts, size)
+        states = merge.no_states(batch, num_heads, tasks.parts, size)
     step = (query, key_cache, value_cache, block_tables, seq_lens)
     decode = _arguments(step, (out, lse), states, 0, scale, layout, tasks)
-    return Bound(decode, None if states is None else cpu_merge.bind(states, out, lse))
+    return Bound(decode, None if states is None else merge.bind(states, out, lse))
 
 
 def bind_states(
@@ -146,7 +140,7 @@ def bind_states(
     value_cache: Elements,
     block_tables: Int32,
     seq_lens: Int32,
-    states: cpu_merge.States,
+    states: merge.States,
     slot: int,
     *,
     scale: float,
@@ -156,7 +150,7 @@ def bind_states(
 ) -> Bound:
     """Arguments for `run` that leave partial states, in slots slot to slot + parts of each head.
 
-    Other slots stay as they are; `cpu_merge` puts them together. The rest is as in `bind`.
+    Other slots stay as they are; `merge` puts them together. The rest is as in `bind`.
     """
     tasks = _cut(len(query), key_cache, seq_lens, layout, order, parts)
     nowhere = (np.empty(0, query.dtype), np.empty(0, np.float32))
@@ -167,16 +161,17 @@ def bind_states(
 def _cut(
     batch: int, key_cache: Elements, seq_lens: Int32, layout: str, order: str, parts: int | None
 ) -> Tasks:
-    num_kv_heads = key_cache.shape[2 if layout == "NHD" else 1]
-    row_bytes = key_cache.shape[-1] * key_cache.itemsize
+    cache = cache_shape(key_cache, layout)
+    row_bytes = cache.head_size * key_cache.itemsize
     longest = int(seq_lens.max(initial=0))
-    return cut(order, batch, num_kv_heads, longest, row_bytes, numba.get_num_threads(), parts)
+    threads = numba.get_num_threads()
+    return cut(order, batch, cache.num_kv_heads, longest, row_bytes, threads, parts)
 
 
 def _arguments(
     step: tuple[Any, ...],
     into: tuple[Elements, Elements],
-    states: cpu_merge.States | None,
+    states: merge.States | None,
     slot: int,
     scale: float,
     layout: str,
@@ -184,8 +179,7 @@ def _arguments(
 ) -> tuple[object, ...]:
     query, key_cache, value_cache, block_tables, seq_lens = step
     _, num_heads, size = query.shape
-    num_kv_heads = key_cache.shape[2 if layout == "NHD" else 1]
-    block_size = key_cache.shape[1 if layout == "NHD" else 2]
+    _, block_size, num_kv_heads, _ = cache_shape(key_cache, layout)
     if tasks.parts > 1:
         block_tables, seq_lens = split_tables(block_tables, seq_lens, block_size, tasks.parts)
     if states is None:
@@ -206,7 +200,7 @@ def run(bound: Bound) -> None:
     """Launch the kernel once: fills the `out` and `lse`, or the states, that were bound."""
     _decode(*bound.decode)
     if bound.merge is not None:
-        cpu_merge.run(bound.merge)
+        merge.run(bound.merge)
 
 
 drop_stale(_decode)

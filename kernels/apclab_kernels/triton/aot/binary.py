@@ -1,7 +1,7 @@
 """Reads what a compiled kernel uses from its binary: registers, memory, kinds of instructions.
 
 It compiles nothing and imports no triton. A number is that of one thread, warp or program, as said
-at the fields of `triton_compile.Build`.
+at the fields of `compile.Build`.
 """
 
 import re

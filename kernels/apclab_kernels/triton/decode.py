@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from apclab_kernels.triton_merge import merge
-from apclab_kernels.triton_variant import LOG2_E, choose_splits, variant
+from apclab_kernels.layout import cache_shape, strides_of
+from apclab_kernels.triton.merge import merge
+from apclab_kernels.triton.variant import LOG2_E, Variant, choose_splits, variant
 
 
 @triton.jit
@@ -130,6 +131,19 @@ def device(tensor: Any) -> Device:
     return Device(found.multi_processor_count, torch.version.hip is not None)
 
 
+class Bound(NamedTuple):
+    """A launch that is ready to run."""
+
+    grid: tuple[int]
+    chosen: Variant
+    arrays: tuple[Any, ...]
+    numbers: tuple[Any, ...]
+    partial: Any  # the states that a merge takes, or the result where there is none
+    partial_lse: Any
+    out: Any = None  # where a merge puts them
+    lse: Any = None
+
+
 def bind(
     query: Any,
     key_cache: Any,
@@ -143,7 +157,7 @@ def bind(
     layout: str = "NHD",
     order: str = "request",
     splits: int | None = None,
-) -> tuple[Any, ...]:
+) -> Bound:
     """Arguments for `run`: grid, variant and buffers, chosen from shapes alone.
 
     Shapes and dtypes as in `reference.paged_attention_decode`, as torch tensors on one device;
@@ -177,14 +191,13 @@ def bind(
         *cache, partial, partial_lse, scale=scale, layout=layout, order=order, splits=splits,
         parts=parts, part_first=0, final=splits == 1,
     )  # fmt: skip
-    return (*bound, out, lse)
+    return bound._replace(out=out, lse=lse)
 
 
 def splits_of(query: Any, key_cache: Any, block_tables: Any, layout: str) -> int:
     """Into how many splits `choose_splits` cuts the sequences of a step; arguments as of `bind`."""
-    tokens_at, heads_at = (1, 2) if layout == "NHD" else (2, 1)
     batch, num_heads, head_size = query.shape
-    num_kv_heads, block_size = key_cache.shape[heads_at], key_cache.shape[tokens_at]
+    _, block_size, num_kv_heads, _ = cache_shape(key_cache, layout)
     found = device(query)
     chosen = variant(
         str(query.dtype).removeprefix("torch."), num_heads=num_heads, num_kv_heads=num_kv_heads,
@@ -210,7 +223,7 @@ def bind_partial(
     parts: int,
     part_first: int,
     final: bool = False,
-) -> tuple[Any, ...]:
+) -> Bound:
     """Arguments for `run_partial`, which leaves states that `merge` takes; others as of `bind`.
 
     Args:
@@ -230,8 +243,7 @@ def bind_partial(
         final: the only state is the result, its lse in base e, its dtype that of `partial`.
     """
     batch, num_heads, head_size = query.shape
-    tokens_at, heads_at = (1, 2) if layout == "NHD" else (2, 1)
-    num_kv_heads, block_size = key_cache.shape[heads_at], key_cache.shape[tokens_at]
+    _, block_size, num_kv_heads, _ = cache_shape(key_cache, layout)
     chosen = variant(
         str(query.dtype).removeprefix("torch."), num_heads=num_heads, num_kv_heads=num_kv_heads,
         head_size=head_size, block_size=block_size, splits=splits, partial=not final,
@@ -240,22 +252,21 @@ def bind_partial(
     )  # fmt: skip
     arrays = (query, key_cache, value_cache, block_tables, seq_lens, partial, partial_lse)
     numbers = (
-        scale * LOG2_E, batch, parts, part_first, block_tables.stride(0), key_cache.stride(0),
-        key_cache.stride(tokens_at), key_cache.stride(heads_at),
+        scale * LOG2_E, batch, parts, part_first, block_tables.stride(0),
+        *strides_of(key_cache, layout),
     )  # fmt: skip
-    return (batch * num_kv_heads * splits,), chosen, arrays, numbers
+    return Bound((batch * num_kv_heads * splits,), chosen, arrays, numbers, partial, partial_lse)
 
 
-def run(arguments: tuple[Any, ...]) -> None:
+def run(bound: Bound) -> None:
     """Launch the kernel once, and the merge where sequences are split; does not wait for it."""
-    *bound, out, lse = arguments
-    run_partial(tuple(bound))
-    chosen, arrays = bound[1], bound[2]
-    if chosen.constants["PARTIAL"]:
-        merge(arrays[-2], arrays[-1], out, lse)
+    run_partial(bound)
+    if bound.chosen.constants["PARTIAL"]:
+        merge(bound.partial, bound.partial_lse, bound.out, bound.lse)
 
 
-def run_partial(arguments: tuple[Any, ...]) -> None:
+def run_partial(bound: Bound) -> None:
     """Launch the kernel once, without a merge."""
-    grid, chosen, arrays, numbers = arguments
-    decode_kernel[grid](*arrays, *numbers, **chosen.constants, **chosen.options)
+    decode_kernel[bound.grid](
+        *bound.arrays, *bound.numbers, **bound.chosen.constants, **bound.chosen.options
+    )

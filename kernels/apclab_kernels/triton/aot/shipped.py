@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
-from apclab_kernels.triton_variant import HEAD_SIZES, MOST_SPLITS
+from apclab_kernels.triton.variant import HEAD_SIZES, MOST_SPLITS
 
 DTYPES = ("float16", "bfloat16", "float32")
 GROUPS = (1, 4, 8, 16)

@@ -3,8 +3,8 @@
 import numpy as np
 from numba import njit
 
-from apclab_kernels.cpu_cache import CACHED
-from apclab_kernels.cpu_element import (
+from apclab_kernels.cpu.cache import CACHED
+from apclab_kernels.cpu.element import (
     CHUNK,
     high,
     low,
@@ -14,7 +14,7 @@ from apclab_kernels.cpu_element import (
     store_halves,
     widen,
 )
-from apclab_kernels.cpu_vector import (
+from apclab_kernels.cpu.vector import (
     WIDTH,
     exp2,
     fma,

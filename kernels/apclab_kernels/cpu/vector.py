@@ -49,6 +49,12 @@ def load_as(builder: Any, pointer: Any, kind: Any, align: int) -> Any:
     return value
 
 
+def spread(builder: Any, value: Any) -> Any:
+    undefined = ir.Constant(F32X16, ir.Undefined)
+    one = builder.insert_element(undefined, value, I32(0))
+    return builder.shuffle_vector(one, undefined, ir.Constant(I32X16, [0] * WIDTH))
+
+
 def integers(value: int) -> Any:
     return ir.Constant(I32X16, [value] * WIDTH)
 
@@ -66,14 +72,7 @@ def zeros(_typing: Any) -> Any:
 @intrinsic
 def splat(_typing: Any, x: Any) -> Any:
     """Sixteen times the float32 x."""
-
-    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        one = builder.insert_element(ir.Constant(F32X16, ir.Undefined), args[0], I32(0))
-        return builder.shuffle_vector(
-            one, ir.Constant(F32X16, ir.Undefined), ir.Constant(I32X16, [0] * WIDTH)
-        )
-
-    return vector(types.float32), codegen
+    return vector(types.float32), lambda _c, builder, _s, args: spread(builder, args[0])
 
 
 @intrinsic
@@ -84,21 +83,6 @@ def load(_typing: Any, array: Any, index: Any) -> Any:
         return load_as(builder, pointer_to(context, builder, array, *args), F32X16, 4)
 
     return vector(array, types.intp), codegen
-
-
-@intrinsic
-def prefetch(_typing: Any, array: Any, index: Any) -> Any:
-    """Ask for the cache line of array[index], to be read from the L2 later."""
-
-    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        byte = ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        pointer = builder.bitcast(pointer_to(context, builder, array, *args), byte)
-        builder.call(function, [pointer, I32(0), I32(2), I32(1)])  # read, into L2, data
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp), codegen
 
 
 @intrinsic
@@ -116,7 +100,7 @@ def store(_typing: Any, array: Any, index: Any, value: Any) -> Any:
 @intrinsic
 def fma(_typing: Any, a: Any, b: Any, c: Any) -> Any:
     """A * b + c, rounded once."""
-    return vector(a, b, c), lambda _c, builder, _s, args: _call(builder, "fma", *args)
+    return vector(a, b, c), lambda _c, builder, _s, args: call(builder, "fma", *args)
 
 
 @intrinsic
@@ -163,12 +147,6 @@ def subtract(_typing: Any, a: Any, b: Any) -> Any:
 def add(_typing: Any, a: Any, b: Any) -> Any:
     """A + b."""
     return vector(a, b), lambda _c, builder, _s, args: builder.fadd(*args)
-
-
-@intrinsic
-def multiply(_typing: Any, a: Any, b: Any) -> Any:
-    """A * b."""
-    return vector(a, b), lambda _c, builder, _s, args: builder.fmul(*args)
 
 
 def _add_shuffled(builder: Any, a: Any, b: Any, first: list[int], second: list[int]) -> Any:
@@ -241,7 +219,7 @@ def number_at(_typing: Any, array: Any, index: Any) -> Any:
     return array.dtype(array, types.intp), codegen
 
 
-def _call(builder: Any, name: str, *vectors: Any) -> Any:
+def call(builder: Any, name: str, *vectors: Any) -> Any:
     kind = ir.FunctionType(F32X16, [F32X16] * len(vectors))
     function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{WIDTH}f32")
     return builder.call(function, vectors)
@@ -250,7 +228,7 @@ def _call(builder: Any, name: str, *vectors: Any) -> Any:
 @intrinsic
 def maximum(_typing: Any, a: Any, b: Any) -> Any:
     """The larger of each pair; of a number and a NaN the number."""
-    return vector(a, b), lambda _c, builder, _s, args: _call(builder, "maxnum", *args)
+    return vector(a, b), lambda _c, builder, _s, args: call(builder, "maxnum", *args)
 
 
 @intrinsic
@@ -263,11 +241,11 @@ def exp2(_typing: Any, a: Any) -> Any:
     def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         (x,) = args
         smallest = _floats(-126.0)
-        whole = _call(builder, "floor", _call(builder, "maxnum", x, smallest))
+        whole = call(builder, "floor", call(builder, "maxnum", x, smallest))
         rest = builder.fsub(x, whole)
         value = _floats(_EXP2[0])
         for coefficient in _EXP2[1:]:
-            value = _call(builder, "fma", value, rest, _floats(coefficient))
+            value = call(builder, "fma", value, rest, _floats(coefficient))
         exponent = builder.add(builder.fptosi(whole, I32X16), integers(127))
         value = builder.fmul(value, builder.bitcast(builder.shl(exponent, integers(23)), F32X16))
         tiny = builder.fcmp_ordered("<", x, smallest)

@@ -1,7 +1,7 @@
 """Partial attention states and their merge: what parts of a sequence say, put together exactly.
 
 A state of one (request, head) over some tokens is `acc`, float32 [head_size], the weighted mean of
-their values in the element order of `cpu_tile.take_query` (halves of 32 elements split), and `lse`,
+their values in the element order of `tile.take_query` (halves of 32 elements split), and `lse`,
 float32, the logarithm to base 2 of the sum of their weights, since the kernels' exponential has
 base 2. No tokens: lse -inf, and acc is not read. Scores of -inf throughout count as no tokens.
 """
@@ -11,15 +11,12 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 from numba import njit, prange
-from numpy.typing import NDArray
 
-from apclab_kernels.cpu_cache import CACHED, drop_stale
-from apclab_kernels.cpu_element import bits
-from apclab_kernels.cpu_tile import FASTMATH, LN_2, ONE, give_out
-from apclab_kernels.cpu_vector import WIDTH, fma, load, splat, store
-from apclab_kernels.reference import Elements
-
-Float32 = NDArray[np.float32]
+from apclab_kernels.cpu.cache import CACHED, drop_stale
+from apclab_kernels.cpu.element import bits
+from apclab_kernels.cpu.tile import FASTMATH, LN_2, ONE, give_out
+from apclab_kernels.cpu.vector import WIDTH, fma, load, splat, store
+from apclab_kernels.layout import Elements, Float32
 
 NOTHING = np.float32(-np.inf)
 

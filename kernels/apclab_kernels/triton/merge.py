@@ -8,7 +8,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from apclab_kernels.triton_variant import MERGE_WARPS, power_of_two
+from apclab_kernels.triton.variant import MERGE_WARPS, power_of_two
 
 
 @triton.jit
