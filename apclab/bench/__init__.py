@@ -6,9 +6,9 @@ No kernel and no clock lives here, no formula of a model.
 from apclab.bench.bound import WrongResult
 from apclab.bench.buffers import release
 from apclab.bench.calibrate import calibrate, rates_of
-from apclab.bench.compare import compare_decode, compare_tables, measure_touch
+from apclab.bench.compare import compare_decode, compare_tables
 from apclab.bench.correct import Check, check_kernel, checks
-from apclab.bench.here import cases_here, describe, device_answers, facts
+from apclab.bench.here import cases_here, describe, device_answers
 from apclab.bench.how import How
 from apclab.bench.memory import OutOfMemory
 from apclab.bench.numbers import check_backends, run_backends, step_arrays
@@ -36,10 +36,8 @@ __all__ = [
     "decode_step",
     "describe",
     "device_answers",
-    "facts",
     "launch_once",
     "measure_ladder",
-    "measure_touch",
     "rates_of",
     "release",
     "run_backends",

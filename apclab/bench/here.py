@@ -5,7 +5,7 @@ from typing import Any
 import apclab
 from apclab.attention import Unavailable, require
 from apclab.bench.how import CASES
-from apclab.clock import commit, environment, machine, synchronize
+from apclab.clock import commit, machine, synchronize
 
 
 def cases_here(backend: str) -> tuple[str, ...]:
@@ -27,11 +27,6 @@ def describe(kind: str) -> dict[str, Any]:
         "dirty": dirty,
         "device": {"kind": kind, **device},
     }
-
-
-def facts(kind: str) -> dict[str, Any]:
-    """The environment of a measurement, as records have it."""
-    return environment(kind)
 
 
 def device_answers() -> None:

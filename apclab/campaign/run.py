@@ -237,16 +237,10 @@ def _do(
 
 
 def _keep(campaign: Campaign, records: list[Record]) -> None:
-    """Append records; those of peers have a form and a file of their own."""
-    of_peers = [record for record in records if "kernel" in record]
-    ours = [record for record in records if "kernel" not in record]
-    results.append(campaign.path, ours)
-    campaign.records += [r for r in ours if results.kind_of(r) == "decode"]
-    campaign.rates += [r for r in ours if results.kind_of(r) == "calibration"]
-    if of_peers and (check := getattr(results, "validate_peer", None)):
-        path = campaign.path.with_name(f"{campaign.path.stem}-peers.jsonl")
-        append: Any = results.append  # takes `check` where records of peers are known
-        append(path, of_peers, check=check)
+    """Append records."""
+    results.append(campaign.path, records)
+    campaign.records += [r for r in records if results.kind_of(r) == "decode"]
+    campaign.rates += [r for r in records if results.kind_of(r) == "calibration"]
 
 
 def _close(

@@ -20,8 +20,8 @@ from apclab.clock import Cancelled
 def work(pipe: Connection, stop: Event, settings: Settings, items: Sequence[Item]) -> None:
     """Answer "hello", then each (item's number, its seconds, the campaign's, its first point).
 
-    Sends ("hello", facts) or ("missing", why), and for an item ("records" | "peers" | "row" |
-    "progress", ...) and last ("end", (status, reason, lost, points done)). The other end closes.
+    Sends ("hello", facts) or ("missing", why), and for an item ("records" | "row" | "progress",
+    ...) and last ("end", (status, reason, lost, points done)). The other end closes.
     """
     # Ctrl-C reaches the whole group; the campaign says when to stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -4,8 +4,14 @@
 turns them into pandas tables, `sentence` puts them into words. Writing records needs no pandas.
 """
 
-from apclab.results.kinds import CALIBRATION_FIELDS, CAMPAIGN_FIELDS, PROBES, kind_of, validate
-from apclab.results.peer import PEER_FIELDS, PEER_SCHEMA, validate_peer
+from apclab.results.kinds import (
+    CALIBRATION_FIELDS,
+    CAMPAIGN_FIELDS,
+    PEER_FIELDS,
+    PROBES,
+    kind_of,
+    validate,
+)
 from apclab.results.record import RECORD_FIELDS, SCHEMA, Record
 from apclab.results.sentence import finding
 from apclab.results.store import append, destination, load, measured_dir
@@ -15,7 +21,6 @@ __all__ = [
     "CALIBRATION_FIELDS",
     "CAMPAIGN_FIELDS",
     "PEER_FIELDS",
-    "PEER_SCHEMA",
     "PROBES",
     "RECORD_FIELDS",
     "SCHEMA",
@@ -32,5 +37,4 @@ __all__ = [
     "measured_dir",
     "published",
     "validate",
-    "validate_peer",
 ]

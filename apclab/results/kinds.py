@@ -1,7 +1,7 @@
-"""Records that are no decode step: a calibration probe, an item of a campaign. No files here.
+"""Records of other kinds: a calibration probe, a kernel among peers, an item of a campaign.
 
 They live in the same files as the records of decode steps and say so in `kind`; a record without
-`kind` is that of a decode step.
+`kind` is that of a decode step. No files here.
 """
 
 import math
@@ -13,17 +13,21 @@ from apclab.results.record import (
     RECORD_FIELDS,
     Field,
     Record,
+    _check_consistency,
+    _flag,
     _integer,
     _is_plain,
     _number,
     _one_of,
+    _or_null,
     _positive,
+    _show,
     _text,
     check_fields,
     check_percentiles,
 )
 
-KINDS = ("decode", "calibration", "campaign")
+KINDS = ("decode", "calibration", "peer", "campaign")
 # what a calibration measures, and the unit of its value
 PROBES = {
     "distinct": "bytes/s",
@@ -65,6 +69,32 @@ CALIBRATION_FIELDS: dict[str, Field] = {
     "unit": _one_of("of the value", *dict.fromkeys(PROBES.values())),
 }
 
+# fields that only a kernel that was timed has
+_OF_TIME = (
+    *("samples_us", "p20_us", "p50_us", "p80_us", "logical_bytes", "distinct_bytes", "gb_per_s"),
+)
+PEER_FIELDS: dict[str, Field] = {
+    "kind": _one_of("which fields a record has", "peer"),
+    **{
+        name: RECORD_FIELDS[name]
+        for name in (*_COMMON, *_DEVICE, *_MODEL, "kernel_sha256", "l2", "step", "seq_len")
+    },
+    **{name: field for name, field in RECORD_FIELDS.items() if name.startswith("workload.")},
+    "model.layout": _or_null(
+        _text("of the kernel's cache, in its own words; null when it never ran")
+    ),
+    "threads": RECORD_FIELDS["threads"],
+    **{name: _or_null(RECORD_FIELDS[name]) for name in ("layers", "pool_bytes", *_OF_TIME)},
+    **{name: _or_null(RECORD_FIELDS[name]) for name in ("max_error", "error_bound", "checked")},
+    "kernel.name": _text("as the table calls it"),
+    "kernel.ours": _flag("whether it is one of apclab's"),
+    "kernel.versions": Field("of its libraries; null when missing", _OBJECT, _is_object),
+    "share.shared": _integer("table entries of a request that others name, too", 0),
+    "share.entries": _integer("table entries of a request, in blocks of 16", 1),
+    "status": _one_of("what became of it", "timed", "wrong", "failed"),
+    "reason": _or_null(_text("why it was not timed")),
+}
+
 CAMPAIGN_FIELDS: dict[str, Field] = {
     "kind": _one_of("which fields a record has", "campaign"),
     **{name: RECORD_FIELDS[name] for name in _COMMON},
@@ -102,6 +132,8 @@ def validate(record: object) -> None:
     match kind:
         case "calibration":
             _check_calibration(check_fields(record, CALIBRATION_FIELDS))
+        case "peer":
+            _check_peer(check_fields(record, PEER_FIELDS))
         case "campaign":
             flat = check_fields(record, CAMPAIGN_FIELDS)
             if (flat["status"] == "done") != (flat["reason"] == ""):
@@ -114,6 +146,21 @@ def validate(record: object) -> None:
         case other:
             names = ", ".join(KINDS[1:])
             raise ValueError(f"kind must be one of {names}, or left out; got {other!r}")
+
+
+def _check_peer(flat: dict[str, Any]) -> None:
+    timed = flat["status"] == "timed"
+    if timed is not (flat["reason"] is None):
+        raise ValueError(f"reason must be null exactly when timed, got {_show(flat['reason'])}")
+    for name in _OF_TIME:
+        if timed is (flat[name] is None):
+            raise ValueError(f"{name} must be there exactly when timed, got {_show(flat[name])}")
+    if timed:
+        for name in ("max_error", "error_bound", "checked"):
+            if flat[name] is None:
+                raise ValueError(f"{name} must be there when timed: no speed without a check")
+        check_percentiles(flat)
+        _check_consistency(flat)
 
 
 def _check_calibration(flat: dict[str, Any]) -> None:

@@ -110,7 +110,7 @@ def load(
 
     Args:
         path: file or folder.
-        kind: "decode", "calibration" or "campaign"; records of other kinds are passed over.
+        kind: "decode", "calibration", "peer" or "campaign"; records of other kinds are passed over.
         check: as in `append`; what another check lets through has no kind.
 
     Returns:
