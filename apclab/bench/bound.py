@@ -23,7 +23,7 @@ from apclab.bench.memory import Plan, check_room, plan_memory, step_needs
 from apclab.bench.probes import Ladder, measure_ladder
 from apclab.bench.step import Step
 from apclab.blocks import BlockTable
-from apclab.clock import CpuShare, Replay, interleave, synchronize, wall_time
+from apclab.clock import CpuShare, Replay, synchronize, wall_time
 from apclab.specs import ModelShape
 
 # seconds of the first launch of each kernel in this process
@@ -46,6 +46,7 @@ class Bound:
     how: How
     threads: int | None  # None on a GPU
     memory: Plan
+    cores: CpuShare  # entered while it is timed: a neighbour that is busy shows there
     tables: dict[str, BlockTable]
     query: Any
     keys: Any  # [layers, num_blocks, ...] in the layout
@@ -53,8 +54,6 @@ class Bound:
     launches: dict[str, list[Launch]] = field(default_factory=dict)
     # seconds of a first call of this process: a kernel that is not on disk is compiled then
     first_call_s: dict[str, float] = field(default_factory=dict)
-    # what is known after timing: "cpu_share", the part of its cores that the process got
-    environment: dict[str, Any] = field(default_factory=dict)
 
     def arrays(self, case: str) -> tuple[Any, Any]:
         """Block table and lengths of a case where K and V are: in NumPy, or on the GPU."""
@@ -127,35 +126,14 @@ class Bound:
 
         return wall_time(finish)
 
-    def time(
-        self,
-        *,
-        budget_s: float | None = None,
-        min_rounds: int = 5,
-        progress: Callable[[float], None] | None = None,
-    ) -> dict[str, list[float]]:
-        """Seconds of the calls of all launches by name, interleaved; as `clock.interleave`.
-
-        Args:
-            budget_s: None takes that of the settings.
-            min_rounds: rounds in any case.
-            progress: told the part done, 0 to 1.
-
-        Raises:
-            Cancelled: the caller's `cancelled` said so; its `samples` hold what was timed.
-        """
-        calls, cores = self.timed(), CpuShare(self.threads or 1)
-        try:
-            with cores:
-                return interleave(
-                    calls, budget_s=self.how.budget_s if budget_s is None else budget_s,
-                    between=self.between, timer=self.how.timer, min_rounds=min_rounds,
-                    cancelled=self.how.cancelled, progress=progress,
-                )  # fmt: skip
-        finally:
-            # a neighbour that is busy shows here, and in no load average of a few seconds
-            if self.how.kind == "cpu" and cores.value is not None:
-                self.environment["cpu_share"] = cores.value
+    def timing(self, budget_s: float | None = None) -> dict[str, Any]:
+        """How `clock.interleave` times the calls of `timed`; None takes the settings' budget."""
+        return {
+            "budget_s": self.how.budget_s if budget_s is None else budget_s,
+            "between": self.between,
+            "timer": self.how.timer,
+            "cancelled": self.how.cancelled,
+        }
 
     def timed(self) -> dict[str, list[Callable[[], None]]]:
         """What the clock calls: the launches, on a GPU as replays of CUDA graphs.
@@ -281,4 +259,5 @@ def fill(step: Step, model: ModelShape, how: How, memory: Plan) -> Bound:
         query = as_torch(query).to(keys.device, keys.dtype)
     else:
         query = query.astype(dtype_of(how.dtype))
-    return Bound(step, model, how, threads, memory, tables, query, keys, values)
+    cores = CpuShare(threads or 1)
+    return Bound(step, model, how, threads, memory, cores, tables, query, keys, values)

@@ -14,7 +14,7 @@ from apclab.bench.probes import Ladder
 from apclab.bench.record import make_records
 from apclab.bench.step import Step, blocks_of, decode_step, tables_step
 from apclab.blocks import BlockTable
-from apclab.clock import Cancelled
+from apclab.clock import Cancelled, interleave
 from apclab.results import Record
 from apclab.specs import ModelShape
 from apclab.specs import model as model_named
@@ -120,7 +120,11 @@ def _measure(step: Step, model: ModelShape, how: How) -> list[Record]:
         checks[case] = bound.check(case)
     how.tell(0.05, "timing")
     try:
-        samples = bound.time(progress=lambda part: how.tell(0.05 + 0.95 * part, "timing"))
+        with bound.cores:
+            samples = interleave(
+                bound.timed(), **bound.timing(),
+                progress=lambda part: how.tell(0.05 + 0.95 * part, "timing"),
+            )  # fmt: skip
     except Cancelled as stop:
         if stop.samples and all(stop.samples.values()):
             bound.memory.notes.append("stopped before its time")

@@ -28,7 +28,7 @@ def make_records(
 def of_step(bound: Bound, ladder: Ladder) -> Record:
     """The fields of every kernel that was bound to a step: stamp, step, memory."""
     common = stamp(bound.how, ladder)
-    common["environment"] |= {"first_call_s": dict(bound.first_call_s), **bound.environment}
+    common["environment"] |= {"first_call_s": dict(bound.first_call_s), **share_of(bound)}
     common["notes"] += bound.memory.notes
     seq_len = bound.step.seq_len
     return common | {
@@ -41,6 +41,12 @@ def of_step(bound: Bound, ladder: Ladder) -> Record:
         "pool_bytes": bound.memory.pool_bytes,
         "threads": bound.threads,
     }
+
+
+def share_of(bound: Bound) -> dict[str, float]:
+    """The part of its CPU cores that the process got while a step was timed."""
+    share = bound.cores.value
+    return {"cpu_share": share} if bound.how.kind == "cpu" and share is not None else {}
 
 
 def stamp(how: How, ladder: Ladder) -> Record:

@@ -9,6 +9,7 @@ from apclab.bench.bound import ready
 from apclab.bench.how import How
 from apclab.bench.record import speed
 from apclab.bench.step import decode_step
+from apclab.clock import interleave
 from apclab.specs import model as model_named
 from apclab.workload import Workload
 
@@ -56,7 +57,7 @@ def compare_splits(
                      "error_bound": found.error_bound, "within": found.ok})  # fmt: skip
         if found.ok:
             right[str(count)] = launches
-    samples = replace(bound, launches=right).time()
+    samples = interleave(replace(bound, launches=right).timed(), **bound.timing())
     for row in rows:
         if (seconds := samples.get(str(row["splits"]))) is not None:
             fields = speed(bound, "shared", seconds)

@@ -7,6 +7,7 @@ from apclab.attention import plan_stream, plan_touch
 from apclab.bench import How, Step
 from apclab.bench.bound import ready
 from apclab.bench.buffers import scratch_buffer
+from apclab.clock import interleave
 from apclab.specs import ModelShape
 
 
@@ -35,7 +36,7 @@ def measure_touch(step: Step, model: ModelShape, **how: Any) -> dict[str, dict[s
             )
             for layer in zip(bound.keys, bound.values, strict=True)
         ]  # fmt: skip
-    samples = replace(bound, launches=calls).time()
+    samples = interleave(replace(bound, launches=calls).timed(), **bound.timing())
     rates = [size / seconds for seconds in samples["stream"]]
     return {
         case: {

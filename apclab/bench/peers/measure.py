@@ -12,9 +12,9 @@ from apclab.bench.peers.kernel import Candidate, Kernel
 from apclab.bench.peers.record import checked, failed, make_record
 from apclab.bench.peers.setting import Setting, with_blocks_of
 from apclab.bench.probes import Ladder
-from apclab.bench.record import speed
+from apclab.bench.record import share_of, speed
 from apclab.bench.step import Step
-from apclab.clock import Cancelled
+from apclab.clock import Cancelled, interleave
 from apclab.results import Record
 
 _OURS = (
@@ -179,10 +179,12 @@ def _time(bound: Bound, right: list[_Right], records: list[Record]) -> None:
             continue
         launches = {item.kernel.name: item.kernel.launches for item in items}
         try:
-            samples = replace(bound, launches=launches).time(
-                budget_s=budget_s, min_rounds=rounds,
-                progress=lambda part: bound.how.tell(0.5 + part / 2, "timing"),
-            )  # fmt: skip
+            with bound.cores:
+                samples = interleave(
+                    replace(bound, launches=launches).timed(), **bound.timing(budget_s),
+                    min_rounds=rounds,
+                    progress=lambda part: bound.how.tell(0.5 + part / 2, "timing"),
+                )  # fmt: skip
         except Cancelled as stop:
             records += _timed(items, stop.samples, [*notes, "stopped before its time"])
             raise
@@ -195,6 +197,6 @@ def _timed(
     for item in items:
         if seconds := samples.get(item.kernel.name):
             record = item.record | speed(item.bound, "shared", seconds)
-            record["environment"] |= item.bound.environment
+            record["environment"] |= share_of(item.bound)
             record["notes"] += notes
             yield record
