@@ -3,8 +3,10 @@
 Names are imported when first used: `import apclab` costs milliseconds and loads no heavy library.
 """
 
+import sys
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 __version__ = "0.1.0"
@@ -46,3 +48,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_EXPORTS})
+
+
+class _Package(ModuleType):
+    """Keeps a public name when a room of the same name is imported (`apclab.replay`)."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _EXPORTS and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Literal, TypeVar
 
 from apclab import data_dir
+from apclab.arguments import instance, one_of, shown, whole_number
 
 Row = TypeVar("Row")
 
@@ -33,8 +34,9 @@ class ModelShape:
         mlp_matrices: weight matrices of a feed-forward layer.
 
     Raises:
-        TypeError: a number is not an int.
-        ValueError: a number is below 1, or num_kv_heads does not divide num_heads.
+        TypeError: a number is not an int, or a name no str.
+        ValueError: a number is below 1 (a size of weights below 0), or num_kv_heads does not divide
+            num_heads.
     """
 
     name: str
@@ -49,12 +51,14 @@ class ModelShape:
     mlp_matrices: int = 3
 
     def __post_init__(self) -> None:
-        for field in ("num_layers", "num_heads", "num_kv_heads", "head_size"):
-            value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"{field} must be an int, got {value!r}")
-            if value < 1:
-                raise ValueError(f"{field} must be at least 1, got {value}")
+        for field in ("name", "source"):
+            instance(field, getattr(self, field), str, "a str")
+        counted = ("num_layers", "num_heads", "num_kv_heads", "head_size", "mlp_matrices")
+        least = dict.fromkeys(counted, 1)
+        for field in ("hidden_size", "intermediate_size", "vocab_size"):
+            least[field] = 0
+        for field, value in least.items():
+            object.__setattr__(self, field, whole_number(field, getattr(self, field), value))
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads must be a multiple of num_kv_heads, "
@@ -81,10 +85,9 @@ class ModelShape:
         """Bytes of K and V of one token in one layer, all KV heads together.
 
         Raises:
-            ValueError: dtype is not one of DTYPE_BYTES.
+            TypeError, ValueError: dtype is not one of DTYPE_BYTES.
         """
-        if dtype not in DTYPE_BYTES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {dtype!r}")
+        one_of("dtype", dtype, DTYPE_BYTES)
         return 2 * self.num_kv_heads * self.head_size * DTYPE_BYTES[dtype]
 
 
@@ -152,13 +155,14 @@ def models() -> dict[str, ModelShape]:
     return dict(_models())
 
 
-def model(name: str) -> ModelShape:
-    """The shape of one model.
+def model(model: str | ModelShape) -> ModelShape:
+    """The shape of one model: by its name, or as it was given.
 
     Raises:
+        TypeError: neither a name nor a shape.
         ValueError: no such model; the message lists near names.
     """
-    return _named(_models(), name, "model")
+    return model if isinstance(model, ModelShape) else _named(_models(), model, "model")
 
 
 def devices() -> dict[str, Device]:
@@ -166,13 +170,14 @@ def devices() -> dict[str, Device]:
     return dict(_devices())
 
 
-def device(name: str) -> Device:
-    """The rates of one device.
+def device(device: str | Device) -> Device:
+    """The rates of one device: by its name, or as they were given.
 
     Raises:
+        TypeError: neither a name nor rates.
         ValueError: no such device; the message lists near names.
     """
-    return _named(_devices(), name, "device")
+    return device if isinstance(device, Device) else _named(_devices(), device, "device")
 
 
 def sms() -> dict[str, SM]:
@@ -180,11 +185,14 @@ def sms() -> dict[str, SM]:
     return dict(_sms())
 
 
-def _named(rows: dict[str, Row], name: str, what: str) -> Row:
+def _named(rows: dict[str, Row], name: object, what: str) -> Row:
+    if not isinstance(name, str):
+        row = type(next(iter(rows.values()))).__name__
+        raise TypeError(f"{what} must be a name of data/{what}s.csv or a {row}, got {shown(name)}")
     if name in rows:
         return rows[name]
     lowered = {known.lower(): known for known in rows}
-    near = difflib.get_close_matches(str(name).lower(), lowered, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(lowered[key] for key in near)}? " if near else ""
     raise ValueError(f"unknown {what} {name!r}: {hint}known are {', '.join(rows)}")
 

@@ -6,15 +6,20 @@ on where it was. No measuring of its own, no clock.
 
 import hashlib
 import json
+import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from apclab.arguments import function_or_none, instance, shown
 from apclab.results import append, load
 
 Point = dict[str, Any]
 Grid = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
+# a point and its key take about 2 kB here, and at least as much of the file
+_MOST_POINTS = 100_000
 # points that wait on the cluster for each of its threads: enough to keep it busy, little to cancel
 _AHEAD = 4
 
@@ -23,17 +28,35 @@ def points_of(grid: Grid) -> list[Point]:
     """Every point of a grid: the product of named values, or the points as they are listed.
 
     Raises:
-        ValueError: there is none, or JSON cannot hold one.
+        TypeError: it is no grid.
+        ValueError: there is no point, there are too many, or JSON cannot hold one.
     """
+    if isinstance(grid, Mapping):
+        for name, values in grid.items():
+            _check_sequence(f"grid[{name!r}]", values)
+        count = math.prod(map(len, grid.values()))
+    else:
+        _check_sequence("grid", grid)
+        count = len(grid)
+    if not count:
+        raise ValueError("grid must hold at least one point, got none")
+    if count > _MOST_POINTS:
+        raise ValueError(
+            f"grid must hold at most {_MOST_POINTS:,} points, got {count:,}; "
+            f"cut it into several sweeps"
+        )
     if isinstance(grid, Mapping):
         points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
     else:
-        points = [dict(point) for point in grid]
-    if not points:
-        raise ValueError("grid must hold at least one point, got none")
+        points = [dict(instance("a point of grid", point, Mapping, "a mapping")) for point in grid]
     for point in points:
         key_of("", point)
     return points
+
+
+def _check_sequence(name: str, values: object) -> None:
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise TypeError(f"{name} must be a sequence of values, got {shown(values)}")
 
 
 def key_of(name: str, point: Point) -> str:
@@ -56,6 +79,7 @@ def sweep(
     *,
     client: Any = None,
     scheduler: str | None = None,
+    check: Callable[[Any], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> list[dict[str, Any]]:
@@ -69,6 +93,8 @@ def sweep(
             that failed are.
         client: a `distributed.Client` to use; it stays open.
         scheduler: address of a Dask scheduler, "tcp://host:8786", instead of a client.
+        check: raises ValueError, naming what is wrong, for a result that the file holds and the
+            function cannot have given.
         cancelled: asked between points; once true, what is not begun is left out.
         progress: told the part done, 0 to 1, and the point that was finished.
 
@@ -79,13 +105,28 @@ def sweep(
     Raises:
         ModuleNotFoundError: a cluster is asked for and dask is missing.
         OSError: the file cannot be written, or no scheduler answers.
-        ValueError: the grid is empty or holds what JSON cannot, or both client and scheduler.
+        TypeError: an argument is of another type.
+        ValueError: the grid is empty, too large or holds what JSON cannot; both client and
+            scheduler; the path is a folder; or the file holds something else under a point's key.
     """
+    if not callable(function) or not hasattr(function, "__qualname__"):
+        raise TypeError(f"function must be a function with a name, got {shown(function)}")
+    path = Path(instance("path", path, str | os.PathLike, "a path"))
+    for at, value in (("check", check), ("cancelled", cancelled), ("progress", progress)):
+        function_or_none(at, value)
+    if path.is_dir():
+        raise ValueError(f"path must be a file, got the folder {path}")
+    if scheduler is not None:
+        instance("scheduler", scheduler, str, "an address or None")
     if client is not None and scheduler is not None:
         raise ValueError(f"either client or scheduler, got both (scheduler {scheduler!r})")
+    if client is not None and not hasattr(client, "submit"):
+        raise TypeError(f"client must be a distributed.Client or None, got {shown(client)}")
     name = f"{function.__module__}.{function.__qualname__}"
     points = {key_of(name, point): point for point in points_of(grid)}
     done = {row["key"]: row for row in _known(path) if "result" in row and row["key"] in points}
+    for key, row in done.items():
+        _check_known(path, row, name, points[key], check)
     todo = {key: point for key, point in points.items() if key not in done}
     if progress and done:
         progress(len(done) / len(points), f"{len(done)} points were there already")
@@ -110,8 +151,24 @@ def check_row(row: dict[str, Any]) -> None:
         raise ValueError("a row must hold either result or error")
 
 
-def _known(path: Path | str) -> list[dict[str, Any]]:
-    if not Path(path).exists():
+def _check_known(
+    path: Path, row: dict[str, Any], name: str, point: Point, check: Callable[[Any], None] | None
+) -> None:
+    """ValueError where the file has something else under a key than what the key stands for."""
+    try:
+        if (row["function"], row["point"]) != (name, point):
+            raise ValueError(f"it is of {row['function']} at {shown(row['point'])}")
+        if check is not None:
+            check(row["result"])
+    except ValueError as error:
+        raise ValueError(
+            f"{path}: what it holds under the key {row['key']} is no result of {name} at "
+            f"{shown(point)}: {error}; take another file, or remove that line"
+        ) from None
+
+
+def _known(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
         return []
     rows, _ = load(path, check=check_row)
     return rows

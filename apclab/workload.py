@@ -6,12 +6,12 @@ shared prefix and the request itself behind it, so two requests have equal token
 they are meant to share: nothing matches by accident, at any block size.
 """
 
-import math
-import operator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from apclab.arguments import INT32_MOST, fraction, one_of, truth, whole_number
 
 Int32 = NDArray[np.int32]
 
@@ -25,7 +25,7 @@ class Workload:
 
     Args:
         batch: requests that decode together, at most 32,000.
-        input_len: prompt tokens of a request.
+        input_len: prompt tokens of a request; with output_len at most 2**31 - 1.
         output_len: generated tokens of a request.
         cache_hit: fraction of each prompt, 0 to 1, that is a prefix already known to its group.
             What a pool makes of it (full blocks, last token recomputed) is the realised hit.
@@ -49,18 +49,23 @@ class Workload:
 
     def __post_init__(self) -> None:
         """Check every field; NumPy's scalars become Python's, which JSON can hold."""
-        for name, least in (("batch", 1), ("input_len", 1), ("output_len", 1), ("seed", 0)):
-            object.__setattr__(self, name, _whole_number(name, getattr(self, name), least))
-        groups = _whole_number("prefix_groups", self.prefix_groups, 1)
-        object.__setattr__(self, "prefix_groups", groups)
-        object.__setattr__(self, "cache_hit", _fraction("cache_hit", self.cache_hit))
-        if not isinstance(self.primed, bool | np.bool_):
-            raise TypeError(f"primed must be True or False, got {self.primed!r}")
-        object.__setattr__(self, "primed", bool(self.primed))
-        if self.batch > VOCABULARY:
-            raise ValueError(f"batch must be at most {VOCABULARY}, got {self.batch}")
-        if groups > self.batch:
-            raise ValueError(f"prefix_groups must be at most batch ({self.batch}), got {groups}")
+        ranges = {
+            "batch": (1, VOCABULARY), "input_len": (1, INT32_MOST), "output_len": (1, INT32_MOST),
+            "prefix_groups": (1, None), "seed": (0, None),
+        }  # fmt: skip
+        for name, (least, most) in ranges.items():
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least, most))
+        object.__setattr__(self, "cache_hit", fraction("cache_hit", self.cache_hit))
+        object.__setattr__(self, "primed", truth("primed", self.primed))
+        if self.prefix_groups > self.batch:
+            raise ValueError(
+                f"prefix_groups must be at most batch ({self.batch}), got {self.prefix_groups}"
+            )
+        if self.input_len + self.output_len > INT32_MOST:
+            raise ValueError(
+                f"input_len + output_len must be at most {INT32_MOST}, "
+                f"got {self.input_len} + {self.output_len}"
+            )
 
     @property
     def prefix_len(self) -> int:
@@ -88,16 +93,14 @@ class Workload:
         """Tokens that a request attends to in the "first", "mid" or "last" decode step.
 
         Raises:
-            ValueError: another step.
+            TypeError, ValueError: another step.
         """
-        match step:
+        match one_of("step", step, STEPS):
             case "first":
                 return self.input_len + 1
             case "mid":
                 return self.input_len + max(1, self.output_len // 2)
-            case "last":
-                return self.input_len + self.output_len
-        raise ValueError(f"step must be one of {', '.join(STEPS)}, got {step!r}")
+        return self.input_len + self.output_len
 
     def _tokens(self, requests: NDArray[np.int64], first: int, count: int) -> list[Int32]:
         """Tokens of the requests at positions first to first + count - 1, int32 [count] each."""
@@ -107,27 +110,15 @@ class Workload:
 
         positions = np.arange(first, first + count)
         in_prefix = positions < self.prefix_len
-        # [requests, count]: whose token it is; a group is named by its first request
-        owners = np.where(in_prefix, requests[:, None] % self.prefix_groups, requests[:, None])
-        return list(((starts[owners] + offsets[positions]) % VOCABULARY).astype(np.int32))
-
-
-def _whole_number(name: str, value: object, least: int) -> int:
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    if (number := operator.index(value)) < least:
-        raise ValueError(f"{name} must be at least {least}, got {number}")
-    return number
-
-
-def _fraction(name: str, value: object) -> float:
-    numeric = isinstance(value, int | float | np.integer | np.floating)
-    if isinstance(value, bool) or not numeric:
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    number = float(value)  # type: ignore[arg-type]
-    if math.isnan(number) or not 0 <= number <= 1:
-        raise ValueError(f"{name} must be between 0 and 1, got {number}")
-    return number
+        offsets = offsets[positions]
+        # [requests, 2]: where the tokens of the group and of the request start; a group is named by
+        # its first request
+        owners = starts[np.stack([requests % self.prefix_groups, requests], axis=1)]
+        # one request after another, so that nothing larger than the result is held
+        return [
+            ((np.where(in_prefix, group, own) + offsets) % VOCABULARY).astype(np.int32)
+            for group, own in owners
+        ]
 
 
 # vLLM issue 4860: 100 requests, 300 tokens in, 20 out. The issue does not state how much of the

@@ -66,7 +66,7 @@ def readme_figure(path: Path = FOLDER / "reuse_roofline.png") -> Path:
     for column, value in {**wanted, "l2": "cold", "batch": 100, "prefix_groups": 1}.items():
         table = table[table[column] == value]
     figure = reuse_roofline(
-        table, results.published(), ladder=results.ladder(records), theme="light"
+        table, results.published(), ladder=results.ladder(records), asked=1.0, theme="light"
     )
     path.write_bytes(png(figure, scale=2))
     return path

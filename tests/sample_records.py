@@ -74,6 +74,7 @@ def sample_record(**changes: Any) -> Record:
         "max_error": 1e-3,
         "error_bound": 4e-3,
         "checked": "sample of 64 pairs",
+        "advice": None,
         "notes": [],
     }
     for name, value in changes.items():

@@ -1,8 +1,10 @@
 """The bench: real pool, checked kernel, honest record, memory added up before it is taken."""
 
+import importlib
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from apclab import bench
 from apclab.bench import bound as binding
 from apclab.bench import buffers, memory
 from apclab.blocks import BlockTable
-from apclab.clock import Cancelled
+from apclab.clock import Cancelled, interleave
 from apclab.results import finding, validate
 from apclab.specs import ModelShape
 from apclab.workload import ISSUE_4860, OWN_HISTORY, Workload
@@ -258,8 +260,8 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"order": "x"}, ValueError, "order must be one of auto, request, head"),
     ({"step": "second"}, ValueError, "step"),
     ({"block_size": 0}, ValueError, "block_size"),
-    ({"budget_s": float("nan")}, ValueError, "budget_s must be a number of seconds"),
-    ({"memory_limit": 0}, ValueError, "memory_limit must be at least 1 byte"),
+    ({"budget_s": float("nan")}, ValueError, "budget_s must be at least 0, got nan"),
+    ({"memory_limit": 0}, ValueError, "memory_limit must be at least 1, got 0"),
     ({"threads": 0}, ValueError, "threads must be between 1 and"),
     ({"model": "lama-13b"}, ValueError, "did you mean llama-13b"),
 ]
@@ -271,3 +273,14 @@ def test_bad_arguments(change: dict[str, Any], error: type[Exception], words: st
         bench.compare_decode(
             Workload(batch=2, input_len=20, output_len=2), **{"model": SMALL, **QUICK, **change}
         )
+
+
+def test_rounds_beyond_the_budget_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [True, True, True]
+    compare = importlib.import_module("apclab.bench.compare")
+    monkeypatch.setattr(compare, "unsettled", lambda _samples: bool(answers and answers.pop()))
+    monkeypatch.setattr(compare, "interleave", partial(interleave, patience=1e15))
+    work = Workload(batch=2, input_len=30, output_len=2)
+    for record in bench.compare_decode(work, SMALL, budget_s=1e-9, memory_limit=2**26):
+        assert len(record["samples_us"]) == 5 + 3
+        assert any(note.startswith("rounds beyond the budget: 3, ") for note in record["notes"])

@@ -275,6 +275,33 @@ def test_forced_misses_go_the_same_way() -> None:
     pool.check()
 
 
+@pytest.mark.parametrize(
+    ("length", "found"),
+    [(15, 0), (16, 0), (17, 0), (32, 0), (33, 16), (37, 16), (48, 16), (49, 32)],
+)
+def test_eagle_drops_the_last_block_found(length: int, found: int) -> None:
+    # vLLM, tests/v1/core/test_prefix_caching.py: with EAGLE a repeated prompt of 48 tokens finds
+    # one block of 16, one of 37 finds one, too; the block of the last token counts first
+    pool = BlockPool(30, drop_last_block=True)
+    pool.allocate_slots("first", prompt(1, length))
+    hit = pool.allocate_slots("again", prompt(1, length))
+    assert hit is not None
+    assert hit.num_tokens == found == max(0, (length - 1) // 16 - 1) * 16
+    assert pool.get_computed_blocks(prompt(1, length)) == hit
+    assert "drop_last_block" in pool.explain_hit("again")
+    pool.check()
+
+
+@pytest.mark.parametrize(("length", "found"), [(1024, 0), (1025, 1024), (2047, 1024), (4096, 3072)])
+def test_a_repeated_prompt_in_large_blocks(length: int, found: int) -> None:
+    # vllm-ascend issue 7965: the block of the last token is computed, whatever its size
+    pool = BlockPool(30, block_size=1024)
+    pool.allocate_slots("first", list(range(length)))
+    hit = pool.allocate_slots("again", list(range(length)))
+    assert hit is not None
+    assert hit.num_tokens == found
+
+
 def test_cached_blocks_that_nobody_finds() -> None:
     # I10: freed last block first, a block's ancestors outlive it; only `evict` breaks a chain
     pool = BlockPool(6, block_size=2)

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apclab import cache_sim
 from apclab.cache_sim import (
     NEVER,
+    Stopped,
     belady_hits,
     fifo_hits,
     lru_depths,
@@ -123,3 +125,20 @@ def test_no_accesses_at_all() -> None:
     assert lru_depths(ids, starts).tolist() == []
     assert fifo_hits(ids, starts, 3).tolist() == [0, 0]
     assert belady_hits(ids, starts, 3).tolist() == [0, 0]
+
+
+def test_a_loop_is_stopped_when_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller looks at once, and a loop that was told to stop looks no further."""
+    monkeypatch.setattr(cache_sim, "_LOOK_S", 0.0)
+    ids, starts = stream([list(range(9))] * 200_000)
+    with pytest.raises(Stopped):
+        lru_depths(ids, starts, cancelled=lambda: True)
+    for hits in (fifo_hits, belady_hits):
+        with pytest.raises(Stopped):
+            hits(ids, starts, 7, cancelled=lambda: True)
+    ids, starts = stream([[1, 2]] * 5)
+    renamed, distinct = cache_sim.dense(ids)
+    told = np.ones(1, np.bool_)
+    assert (cache_sim._lru(renamed, starts, distinct, True, told) == NEVER).all()
+    assert not cache_sim._fifo(renamed, starts, distinct, 7, True, told).any()
+    assert not cache_sim._belady(renamed, starts, distinct, 7, told).any()

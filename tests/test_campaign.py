@@ -161,7 +161,7 @@ def test_each_failure_of_a_measurement_costs_its_point(monkeypatch: pytest.Monke
     ]  # fmt: skip
     assert released == [True]
     assert [what for what, _ in sent if what == "records"] == ["records"]
-    gains = {"private_us": 382.0, "shared_us": 252.5, "shared": 382.0 / 252.5}
+    gains = {"private_us": 382.0, "noisy": [], "shared_us": 252.5, "shared": 382.0 / 252.5}
     assert sent[-1] == ("row", {"point": "point 3"} | gains)
     assert at.done == 1
 
@@ -265,7 +265,9 @@ def test_the_screen_holds_whatever_happens(tmp_path: Path) -> None:
     for record in done.records:
         record["device"]["ladder"] = LADDER
     for one in campaign.ITEMS:
-        rows: list[dict[str, Any]] = [{"point": "p", "shared": 1.5, "cascade": 2.0}]
+        rows: list[dict[str, Any]] = [
+            {"point": "p", "shared": 1.5, "cascade": 2.0, "noisy": ["cascade"]}
+        ]
         rows.append({"within": True, "used": 0.5})
         run._close(done, one, "part", "why\n" * 50, 123.4, rows)
     run._roofline(done)
@@ -273,22 +275,42 @@ def test_the_screen_holds_whatever_happens(tmp_path: Path) -> None:
     assert_fits(text)
     for one in campaign.ITEMS:
         assert one.name in text
-    assert "shared x1.50, cascade x2.00" in text
+    assert "shared x1.50, cascade x2.00 (cascade: noise)" in text
     assert "own 20, shared 20, one block 20; launch" in text
     assert len(text.splitlines()) == 21
 
 
 def test_the_roofline_in_numbers() -> None:
-    private, shared = sample_pair(382.0, 252.5)
-    # without a rate of DRAM there is no place
-    assert roofline_rows([private, shared]) == []
-    for record in (private, shared):
-        record["device"]["ladder"] = LADDER
-    one, other = roofline_rows([private, shared])
-    assert (one["x"], one["roof"]) == (1.0, 1.0)
+    records = sample_pair(382.0, 252.5)
+    one, other = roofline_rows(records)
+    table = results.frame(records)
+    assert [(row["x"], row["y"]) for row in (one, other)] == list(
+        zip(table["x"], table["y"], strict=True)
+    )
+    assert one["x"] == 1.0
     assert other["x"] == pytest.approx(635.904 / 96)
-    assert other["roof"] == pytest.approx(2.32)
-    assert other["y"] == pytest.approx(635_904_000 / 252.5 / 1e3 / 2000)
+    assert other["y"] == pytest.approx(635_904_000 / 252.5 / 1e3 / 2039)
+    # without a rate of DRAM there is no place
+    assert roofline_rows(sample_pair(382.0, 252.5, dram_gb_per_s=None)) == []
+
+
+def test_of_several_points_the_median_gain_is_told_and_how_many_are_noise(tmp_path: Path) -> None:
+    done = campaign.Campaign(tmp_path / "c.jsonl", 1.0)
+    done.facts = {"device": {"name": "a device", "cores": 2}, "backend": "cpu"}
+    gains: tuple[tuple[float, list[str]], ...] = ((1.0, []), (1.4, ["shared"]), (19.3, []))
+    rows = [{"point": f"p{i}", "shared": r, "noisy": noisy} for i, (r, noisy) in enumerate(gains)]
+    (grid,) = (item for item in campaign.ITEMS if item.name == "grid")
+    run._close(done, grid, "done", "", 1.0, rows)
+    assert "median of 3: shared x1.40; 1 noisy" in screen(done)
+
+
+def test_a_gain_within_the_noise_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = sample_pair(382.0, 282.0)
+    records[1] |= {"samples_us": [200.0, 400.0], "p80_us": 400.0}
+    monkeypatch.setattr(bench, "compare_decode", lambda *_, **__: records)
+    sent: list[tuple[str, Any]] = []
+    items.compare(context(sent), Workload(), "p")
+    assert sent[-1][1]["noisy"] == ["shared"]
 
 
 def test_wrong_results_are_remembered(tmp_path: Path) -> None:

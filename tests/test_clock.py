@@ -40,6 +40,19 @@ def test_the_budget_ends_it_and_progress_reaches_one() -> None:
     assert told[-1] == 1.0
 
 
+def test_rounds_go_on_while_it_is_unsettled_and_patience_lasts() -> None:
+    def rounds(patience: float) -> int:
+        # the budget is over before the first round is
+        samples = clock.interleave(
+            {"a": [lambda: None]}, budget_s=1e-9, min_rounds=2, patience=patience,
+            unsettled=lambda so_far: len(so_far["a"]) < 7,
+        )  # fmt: skip
+        return len(samples["a"])
+
+    assert rounds(patience=1e15) == 7
+    assert rounds(patience=1.0) == 2
+
+
 def test_cancel_is_asked_before_every_call() -> None:
     calls: list[int] = []
     with pytest.raises(clock.Cancelled):

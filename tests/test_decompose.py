@@ -2,15 +2,18 @@
 
 import json
 import math
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from apclab import specs
+from apclab import decompose, specs
+from apclab.blocks import BlockPool, BlockPoolV0
 from apclab.cli import run as command
-from apclab.decompose import ARMS, simulate
-from apclab.engine import EngineConfig, StepWork
+from apclab.decompose import ARMS, prime, simulate
+from apclab.engine import EngineConfig, StepWork, run
+from apclab.engine.intake import workload_requests
 from apclab.memory_model import StepRates, calibrated_rates, device_rates, roofline_step
 from apclab.results import append
 from apclab.traces import generate, write_trace
@@ -118,6 +121,11 @@ def test_bad_arguments_are_named() -> None:
         simulate(list)
     with pytest.raises(ValueError, match="unknown device 'A1000'"):
         simulate(SMALL, device="A1000")
+    rates = device_rates(specs.device("A100-SXM4-80GB"))
+    with pytest.raises(ValueError, match="fixed_s is for a device of the table"):
+        simulate(SMALL, device=rates, fixed_s=0.1)
+    with pytest.raises(ValueError, match="rate_per_s and samples are for a workload"):
+        simulate(list, num_blocks=9, samples=2)
 
 
 def test_the_command_prints_arms_terms_and_a_sentence(
@@ -126,7 +134,7 @@ def test_the_command_prints_arms_terms_and_a_sentence(
     monkeypatch.setenv("COLUMNS", "300")
     assert command(["simulate", "--batch", "12", "--policy", "v0"]) == 0
     out = capsys.readouterr().out
-    for word in ("off", "on, kernel without reuse", "mixed", "Times are modelled", "mean TPOT"):
+    for word in ("off", "on, kernel", "without reuse", "mixed", "Times are modelled", "mean TPOT"):
         assert word in out
 
 
@@ -177,23 +185,23 @@ def test_a_sweep_goes_to_its_file_and_resumes(
     asked = ["simulate", "--batch", "5", "--output-len", "3", "--out", str(out), "--sweep"]
     assert command([*asked, "cache_hit=0,1", "--sweep", "policy=v0,v1"]) == 0
     assert len(out.read_text().splitlines()) == 4
-    assert "TPOT ms off" in capsys.readouterr().out
+    assert "TPOT ms" in capsys.readouterr().out
     assert command([*asked, "cache_hit=0,0.5,1", "--sweep", "policy=v0,v1", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["point"]["cache_hit"] for row in rows] == [0, 0, 0.5, 0.5, 1, 1]
     assert len(out.read_text().splitlines()) == 6
     # a point that fails is told, the others are there
-    assert command([*asked, "batch=5,0"]) == 2
-    assert "batch=0: ValueError: batch must be at least 1" in capsys.readouterr().err
+    assert command([*asked, "prefix_groups=1,9"]) == 2
+    assert "prefix_groups=9: ValueError: prefix_groups must be at most" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--sweep", "batch=1"], "a sweep needs --sweep NAME=V,V,... and --out FILE"),
+        (["--sweep", "batch=1"], "--sweep needs --out, too"),
         (["--sweep", "batch", "--out", "f"], "--sweep must be NAME=V,V,..., got 'batch'"),
         (["--sweep", "bach=1", "--out", "f"], "got 'bach'"),
-        (["--sweep", "batch=1", "--out", "f", "--kv-gb", "3"], "a sweep does without --kv-gb"),
+        (["--sweep", "batch=1", "--out", "f", "--kv-gb", "3"], "--sweep goes without --kv-gb"),
     ],
 )
 def test_a_bad_sweep_is_told_in_one_line(
@@ -201,3 +209,46 @@ def test_a_bad_sweep_is_told_in_one_line(
 ) -> None:
     assert command(["simulate", *arguments]) == 2
     assert complaint in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("policy", ["v1", "v0"])
+def test_blocks_that_are_never_reached_are_only_counted(policy: str) -> None:
+    """Each step as with a pool that has all of them, its free blocks too."""
+    workload = Workload(12, 64, 6, cache_hit=0.5, prefix_groups=3)
+    config = EngineConfig(policy=policy, max_num_batched_tokens=200)
+    found = simulate(workload, config=config, num_blocks=5000, arms=["on"])
+    pool = (BlockPool if policy == "v1" else BlockPoolV0)(5000)
+    prime(pool, workload)
+    cost = roofline_step(specs.model("llama-13b"), found.rates)
+    whole = run(workload_requests(workload), config, pool, cost)
+    assert found.num_blocks == 5000
+    assert found.runs["on"].pool.num_blocks < 200
+    for name, column in whole.steps.items():
+        assert found.runs["on"].steps[name].tolist() == column.tolist(), name
+
+
+@pytest.mark.parametrize(
+    ("workload", "policy"),
+    [
+        (Workload(300, 800, 16, cache_hit=0.0, primed=False), "v1"),
+        (Workload(300, 800, 16, primed=False), "v0"),
+        (Workload(40, 100, 800, cache_hit=0.0, primed=False), "v0"),
+        (Workload(1, 16, 8000), "v1"),
+    ],
+)
+def test_the_bookkeeping_takes_what_is_counted_for_it(
+    workload: Workload, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused below what `tracemalloc` sees, admitted with four times as much."""
+    config = EngineConfig(policy=policy)
+    tracemalloc.start()
+    try:
+        simulate(workload, config=config, arms=["on"])
+        taken = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    monkeypatch.setattr(decompose, "memory_available", lambda: taken)
+    with pytest.raises(MemoryError, match="for the bookkeeping of the pools"):
+        simulate(workload, config=config, arms=["on"])
+    monkeypatch.setattr(decompose, "memory_available", lambda: 4 * taken)
+    simulate(workload, config=config, arms=["on"])

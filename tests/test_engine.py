@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apclab.blocks import BlockPool, BlockPoolV0
-from apclab.engine import EngineConfig, Request, Run, StepWork, Stuck, run
+from apclab.engine import EngineConfig, Request, Run, SchedulerV1, StepWork, Stuck, run
 from apclab.engine.intake import trace_requests, workload_requests
 from apclab.traces import TraceRequest
 from apclab.workload import Workload
@@ -192,16 +192,47 @@ def test_arrivals_are_waited_for() -> None:
 
 def test_a_trace_runs_by_its_own_keys() -> None:
     trace = [TraceRequest(0.0, 40, 3, (7, 8, 9)), TraceRequest(9.0, 40, 0, (7, 8, 10))]
-    whole = simulated(list(trace_requests(trace, 16, 16)))
+    whole = simulated(list(trace_requests(enumerate(trace), 16, 16)))
     # each id stands for two blocks of 8: the same two ids are found
     pool = BlockPool(100, block_size=8)
-    halves = run(trace_requests(trace, 8, 16), EngineConfig(), pool, cost)
+    halves = run(trace_requests(enumerate(trace), 8, 16), EngineConfig(), pool, cost)
     assert [r.first_hit_tokens for r in whole.requests] == [0, 32]
     assert [r.first_hit_tokens for r in halves.requests] == [0, 32]
-    nothing = run(trace_requests(trace, 16, None), EngineConfig(), BlockPool(99), cost)
+    nothing = run(trace_requests(enumerate(trace), 16, None), EngineConfig(), BlockPool(99), cost)
     assert nothing.summary()["hit_rate"] < 1
     with pytest.raises(ValueError, match="block_size must divide the trace's, 512, got 48"):
-        list(trace_requests(trace, 48, 512))
+        list(trace_requests(enumerate(trace), 48, 512))
+
+
+def test_the_interval_of_prefill_counts_from_a_last_chunk_of_one_token() -> None:
+    """65 tokens under a budget of 64: the second step carries prefill, too (golden/README)."""
+    scheduler = SchedulerV1(
+        EngineConfig(max_num_batched_tokens=64, prefill_schedule_interval=3), BlockPool(100)
+    )
+    scheduler.add(Request(0, 0.0, 9, list(range(65))))
+    found = []
+    for step in range(5):
+        if step == 2:
+            scheduler.add(Request(1, 0.0, 2, list(range(500, 620))))
+        plan = scheduler.schedule()
+        found.append([(request.request_id, n) for request, n in plan.scheduled])
+        scheduler.update(plan, step)
+    # prefill in steps 0 and 1: held in 2 and 3, not only in 2
+    assert found == [[(0, 64)], [(0, 1)], [(0, 1)], [(0, 1)], [(0, 1), (1, 63)]]
+
+
+def test_an_admission_that_lacks_one_token_is_no_prefill() -> None:
+    scheduler = SchedulerV1(EngineConfig(prefill_schedule_interval=4), BlockPool(100))
+    prompt = list(range(33))
+    found = []
+    for step, asked in enumerate([prompt, None, None, None, prompt, list(range(900, 940))]):
+        if asked:
+            scheduler.add(Request(step, 0.0, 20, asked))
+        plan = scheduler.schedule()
+        found.append([(request.request_id, n) for request, n in plan.scheduled])
+        scheduler.update(plan, step)
+    # 4 hits 32 of its 33 tokens; had that been prefill, 5 would be held
+    assert found[4:] == [[(0, 1), (4, 1)], [(0, 1), (4, 1), (5, 40)]]
 
 
 def test_a_budget_of_one_and_a_pool_of_two_blocks() -> None:

@@ -11,7 +11,7 @@ import pytest
 from apclab import figures, results
 from apclab.bench import decode_step
 from apclab.blocks import BlockTable
-from apclab.figures.titles import best_points, time_title
+from apclab.figures.titles import bandwidth_title, roofline_title, time_title, told_place
 from apclab.results import Record
 from apclab.workload import OWN_HISTORY, Workload
 from tests.fakes import LADDER, record
@@ -80,7 +80,12 @@ def test_a_figure_alone_states_its_finding() -> None:
     table = results.frame(sweep())
     time, rates = figures.decode_time(table), figures.bandwidth(table, LADDER)
     roofline = figures.reuse_roofline(table)
-    assert "faster<br>than private at hit 1" in time.layout.title.text
+    # nobody asked for a point: the median one, and over what it is the median
+    assert time.layout.title.text == (
+        "shared is 1.5× faster<br>than private at hit 0.5 (median of 1.0× to 2.0×)"
+    )
+    asked = figures.decode_time(table, asked=1.0)
+    assert asked.layout.title.text == "shared is 2.0× faster<br>than private at hit 1"
     assert "what DRAM delivers" in rates.layout.title.text
     assert "the DRAM rate" in roofline.layout.title.text
 
@@ -94,13 +99,14 @@ def test_roofline_has_measured_and_published_points() -> None:
     last = records[-1]
     assert shared.x[-1] == last["logical_bytes"] / last["distinct_bytes"]
     assert shared.y[-1] == last["gb_per_s"] / 20
-    roof = figure.data[0]
-    assert max(roof.y) == pytest.approx(60 / 20)  # last-level cache over DRAM
-    assert "cache 3.0× DRAM" in roof.text
+    roof, cache = figure.data[:2]
+    assert list(roof.x) == list(roof.y)  # DRAM delivers each distinct byte once
+    assert list(cache.y) == pytest.approx([60 / 20] * 2)  # last-level cache over DRAM
+    assert "plain read of L3: 3.0×" in cache.text
     known = results.published().dropna(subset=["x"])
-    assert list(figure.data[1].x) == pytest.approx(known["x"].tolist())
+    assert list(figure.data[2].x) == pytest.approx(known["x"].tolist())
     # issue 4860 does not state what was shared: a line, not a point
-    issue = figure.data[2]
+    issue = figure.data[3]
     assert "issue 4860" in issue.customdata[0]
     assert issue.y[0] == issue.y[1] == pytest.approx(635_904_000 / 252.511 / 1e3 / 2039)
 
@@ -200,26 +206,128 @@ def test_a_large_table_is_thinned_and_says_so() -> None:
     assert "1 row of 3 is drawn" in figure.layout.yaxis.title.text
 
 
-def test_titles_state_what_was_found() -> None:
-    def title(records: list[Record]) -> str:
-        found = figures.lines(results.frame(records), "cache_hit")
-        return time_title(best_points(found), "cache_hit")
+def title(records: list[Record], asked: float | None = None) -> str:
+    found = figures.lines(results.frame(records), "cache_hit")
+    return time_title(told_place(found, "cache_hit", asked))
 
+
+def test_titles_state_what_was_found() -> None:
     assert title([]) == ""
     assert title(sweep()[:1]) == ""
-    assert title(sweep()).startswith("shared is ")
-    assert title(sweep()).endswith("at hit 1")
+    assert title(sweep(), 1.0) == "shared is 2.0× faster<br>than private at hit 1"
+    assert title(sweep(), 0.5) == "shared is 1.5× faster<br>than private at hit 0.5"
+    # not measured yet: what there is
+    assert title(sweep(), 0.75) == title(sweep())
+    slower = [
+        record(Workload(batch=6), case, time_us=us) for case, us in zip(CASES, (1, 2), strict=True)
+    ]
+    assert title(slower, 1.0) == "shared is 2.0× slower<br>than private at hit 1"
+    same = [
+        record(Workload(batch=6), case, time_us=us)
+        for case, us in zip(CASES, (9.9, 10), strict=True)
+    ]
+    assert title(same, 1.0) == "shared and private take the<br>same time at hit 1"
+
+
+def test_one_step_measured_twice_is_never_faster() -> None:
     own = [record(OWN_HISTORY, case, time_us=1000) for case in CASES]
-    assert "same time" in title(own)
-    # a larger ratio within noise does not hide a smaller one that is clear
+    assert title(own) == "no block is shared at hit 0.9:<br>shared is the same work"
+    apart = [
+        record(OWN_HISTORY, case, time_us=us) for case, us in zip(CASES, (140, 100), strict=True)
+    ]
+    assert title(apart).endswith("<br>shared is the same work, 1.4× is noise")
+
+
+def test_a_gain_within_the_noise_is_none() -> None:
+    records = [
+        record(Workload(batch=6), case, time_us=us)
+        for case, us in zip(CASES, (170, 100), strict=True)
+    ]
+    records[0] |= {"p20_us": 95.0}
+    assert title(records) == (
+        "1.7× between shared and private at hit 1<br>is noise: this machine was busy"
+    )
+    # no luckier place hides it
     noisy = [
-        {**made, "p20_us": 1.0} if made["workload"]["cache_hit"] == 1 else made
+        {**made, "p20_us": 1.0, "p80_us": 1e6}
+        if (made["workload"]["cache_hit"], made["case"]) == (1, "shared")
+        else made
         for made in sweep()
         if made["workload"]["cache_hit"] > 0
     ]
-    assert title(noisy).endswith("at hit 0.5")
-    slower = [record(OWN_HISTORY, case, time_us=t) for case, t in zip(CASES, (1, 2), strict=True)]
-    assert "nowhere faster" in title(slower)
+    assert title(noisy, 1.0).endswith("is noise: this machine was busy")
+    assert title(noisy, 0.5).startswith("shared is 1.5× faster")
+
+
+def test_private_is_one_line_over_what_it_does_not_know() -> None:
+    records = sweep()
+    burst = records[2]
+    assert burst["case"] == "private"
+    for name in ("p20_us", "p50_us", "p80_us"):
+        burst[name] *= 3
+    burst["gb_per_s"] /= 3
+    quiet = records[0]["p50_us"]
+    hits = figures.lines(results.frame(records), "cache_hit")[0]
+    assert hits.middle == [quiet] * 3
+    assert hits.high[0] > 1.5 * quiet  # the scatter is drawn
+    assert hits.gb_per_s == pytest.approx([records[0]["gb_per_s"]] * 3)
+    assert hits.relative == pytest.approx([records[0]["gb_per_s"] / 20] * 3)
+    assert f"{burst['p50_us']:,.1f} us" in hits.hover[1]
+    assert "all 3 points" in hits.hover[1]
+    # in another axis it is another work at each place
+    batches = [record(Workload(batch=batch), "private") for batch in (1, 2, 3)]
+    (line,) = figures.lines(results.frame(batches), "batch")
+    assert line.middle == [made["p50_us"] for made in batches]
+
+
+@pytest.mark.parametrize(
+    ("axis", "values", "same"),
+    [
+        ("cache_hit", (0.0, 0.4, 1.0), True),
+        ("prefix_groups", (1, 2, 6), True),
+        ("primed", (True, False), True),
+        ("batch", (5, 6), False),
+        ("input_len", (63, 64), False),
+        ("output_len", (2, 20), False),
+        ("block_size", (8, 16), False),
+    ],
+)
+def test_which_axes_leave_the_work_of_private_alone(
+    axis: str, values: tuple[Any, ...], same: bool
+) -> None:
+    asked: dict[str, Any] = {"batch": 6, "input_len": 63}
+    steps = [
+        decode_step(Workload(**asked), block_size=value)
+        if axis == "block_size"
+        else decode_step(Workload(**asked | {axis: value}))
+        for value in values
+    ]
+    tables = [(step.private.block_tables, step.private.seq_lens) for step in steps]
+    alike = all(
+        np.array_equal(ours, theirs)
+        for pair in tables[1:]
+        for ours, theirs in zip(tables[0], pair, strict=True)
+    )
+    assert alike == same == (axis in results.SAME_PRIVATE)
+
+
+def test_titles_and_sentence_speak_of_one_point_and_one_place_on_the_roofline() -> None:
+    records = sweep()
+    lines = figures.lines(results.frame(records), "cache_hit")
+    for asked in (0.5, 1.0):
+        told = told_place(lines, "cache_hit", asked)
+        assert told is not None
+        ratio = told.gain(0, 1).ratio
+        assert f"shared is {ratio:.1f}× faster" in time_title(told)
+        said = results.finding(records, {"cache_hit": asked})
+        number = f"{ratio:.1f}x" if ratio >= 2 else f"{ratio:.2f}x"
+        assert said.startswith(f"shared is {number} faster than private at cache hit {asked:g}: ")
+        shared = next(r for r in records if r["case"] == "shared" and
+                      r["workload"]["cache_hit"] == asked)  # fmt: skip
+        y = shared["gb_per_s"] / 20
+        assert f"{y:.1f}× what DRAM delivers" in bandwidth_title(told)
+        assert f"{y:.1f}× the DRAM rate" in roofline_title(told)
+        assert f"({shared['gb_per_s']:.0f} GB/s, {y:.2f}x" in said or y >= 2
 
 
 def three(private: float, shared: float, cascade: float) -> list[Record]:
@@ -229,12 +337,12 @@ def three(private: float, shared: float, cascade: float) -> list[Record]:
 
 def test_cascade_is_told_beside_shared_against_private() -> None:
     def told(*times: float) -> str:
-        found = figures.lines(results.frame(three(*times)), "cache_hit")
-        return time_title(best_points(found), "cache_hit")
+        return title(three(*times), 1.0)
 
-    assert told(300, 150, 100) == "shared is 2.0× faster, cascade<br>3.0×, at hit 1"
+    assert told(300, 150, 100) == "shared is 2.0× faster, cascade 3.0×,<br>at hit 1"
     assert told(300, 150, 150) == "shared is 2.0× faster<br>than private at hit 1"
-    assert told(300, 300, 100) == "shared and private take the<br>same time, cascade 3.0×"
+    assert told(300, 150, 290) == "shared is 2.0× faster, cascade 1.0×,<br>at hit 1"
+    assert told(300, 300, 100) == "shared and private take the<br>same time at hit 1, cascade 3.0×"
 
 
 @pytest.mark.parametrize(

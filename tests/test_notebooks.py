@@ -98,6 +98,7 @@ def blocks_and_prefixes(numbers: dict[str, Any]) -> None:
 def real_traces(numbers: dict[str, Any]) -> None:
     assert numbers["infinite"]["lru"] == pytest.approx(0.5, abs=0.01)  # as the trace was made
     assert len(set(numbers["infinite"].values())) == 1
+    assert f"takes LRU {numbers['half_way']:,} tokens" in numbers["finding"]
     assert numbers["hit_rates"]["off"] == 0.0
     assert numbers["hit_rates"]["on"] > 0.2
     assert numbers["tpot"]["off"] > numbers["tpot"]["engine"] > numbers["tpot"]["on"] > 0

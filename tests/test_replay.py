@@ -154,7 +154,7 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
         replay(stream, last=0)
     with pytest.raises(ValueError, match="rule must be one of tokens, vllm, got 'sglang'"):
         stream_of(requests(5), 16, rule="sglang")
-    with pytest.raises(ValueError, match="block_size must be at least 1, got None"):
+    with pytest.raises(TypeError, match="block_size must be an int, got None"):
         stream_of(requests(5))
     (tmp_path / "t.csv").write_text("3,4\n")
     with pytest.raises(TraceError, match="names no blocks"):
@@ -168,8 +168,8 @@ def test_finding() -> None:
                         ("belady", 128, 0.4), ("lru", np.inf, 0.4), ("belady", np.inf, 0.4)]
     ]  # fmt: skip
     assert finding(pd.DataFrame(rows)) == (
-        "a cache without limit hits 40.0% of the prompt tokens; half of that takes LRU 128 tokens, "
-        "where the best that knows the future has 40.0%."
+        "a cache without limit hits 40.0% of the prompt tokens; half of that takes LRU at most 128 "
+        "tokens, where the best that knows the future has 40.0%."
     )
     assert finding(pd.DataFrame(rows[:2])) == ""
 
@@ -235,4 +235,151 @@ def test_the_command_says_what_is_wrong_in_one_line(
 def test_the_command_skips_and_counts(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace_file.write_text(trace_file.read_text() + "{\n")
     assert run(["replay", str(trace_file), "--policy", "lru", "--skip-bad"]) == 0
-    assert "1 bad lines skipped; the first: " in capsys.readouterr().err
+    assert "1 bad lines or files skipped; the first: " in capsys.readouterr().err
+
+
+def test_the_same_capacity_twice_counts_once(
+    trace_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    twice = ["--capacity", "1600"] * 2
+    assert run(["replay", str(trace_file), *twice, "--policy", "lru", "--policy", "lru"]) == 0
+    assert capsys.readouterr().out.count("1,600") == 1
+    table = replay(trace_file, capacities=[1600, 10**30], policies=["lru"])
+    assert table["hit_rate"].iloc[1] == table["hit_rate"].iloc[2]
+
+
+def test_what_is_wrong_is_found_before_the_trace_is_read(
+    trace_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = [
+        (["--model", "llama-13b", "--dtype", "x"], "dtype must be one of"),
+        (["--dtype", "float16"], "--dtype is of --model's KV cache"),
+        (["--of", "everything"], "--of must be one of tokens, eligible, blocks, requests"),
+        (["--prompts", "p.jsonl"], "a TRACE or --prompts, not both"),
+        (["--policy", "lfu"], "policies must be some of lru, fifo, belady, got 'lfu'"),
+        (["--order", "tail"], "order must be one of leaf, head, got 'tail'"),
+        (["--last", "0"], "last must be above 0 and at most 1, got 0"),
+        (["--capacity", "15"], "capacities must hold a block of 16 tokens, got 15"),
+    ]
+    # its start says the block size, and the next line would be refused
+    trace_file.write_text(f"{trace_file.read_text().splitlines()[0]}\nnot read\n")
+    for arguments, complaint in cases:
+        assert run(["replay", str(trace_file), *arguments]) == 2
+        (error,) = capsys.readouterr().err.splitlines()
+        assert complaint in error
+    assert run(["replay"]) == 2
+    assert "name a TRACE, or --prompts FILE" in capsys.readouterr().err
+
+
+def test_a_replay_that_is_stopped_at_once_is_an_empty_table(trace_file: Path) -> None:
+    table = replay(trace_file, cancelled=lambda: True)
+    assert table.empty
+    assert finding(table) == ""
+
+
+def test_eagle_and_what_could_be_hit() -> None:
+    """Two prompts of 4 blocks: the second finds 4, of which the last is computed anew."""
+    trace = [TraceRequest(float(i), 64, 1, (1, 2, 3, 4)) for i in range(2)]
+    stream = stream_of(trace, 16)
+    for drop, tokens in ((False, 64), (True, 48)):
+        table = replay(stream, policies=["lru"], capacities=[64], drop_last_block=drop)
+        assert table["hit_rate"].tolist() == [tokens / 128] * 2
+        assert table["eligible_hit_rate"].tolist() == [tokens / 64] * 2
+        curve = lru_curve(stream, drop_last_block=drop)
+        assert curve["hit_rate"].iloc[-1] == tokens / 128
+    nothing = replay(stream_of(trace[:1], 16), policies=["lru"], capacities=[])
+    assert nothing["eligible_hit_rate"].isna().all()
+
+
+def test_replay_with_eagle_is_what_the_pool_does() -> None:
+    """The rule "vllm" with the block dropped, against BlockPool's drop_last_block."""
+    pool = BlockPool(2000, drop_last_block=True)
+    trace = requests(80)
+    found = 0
+    for number, request in enumerate(trace):
+        keys = request.hash_ids[: request.input_len // 16]
+        pool.add_hashed_request(number, keys, request.input_len)
+        hit = pool.admit(number)
+        assert hit is not None
+        found += hit.num_tokens
+        pool.free(number)
+    stream = stream_of(trace, 16, rule="vllm")
+    table = replay(stream, policies=["lru"], capacities=[], drop_last_block=True)
+    assert table["hit_rate"].item() == pytest.approx(found / sum(r.input_len for r in trace))
+
+
+def test_the_sentence_names_the_exact_capacity() -> None:
+    stream = stream_of(requests(280), 16)
+    table, curve = replay(stream), lru_curve(stream)
+    half = curve[curve["hit_rate"] >= curve["hit_rate"].max() / 2]["capacity_tokens"].iloc[0]
+    assert half in set(table["capacity_tokens"])
+    assert half & (half - 1), "made so that no power of two is half way"
+    belady = table[(table["policy"] == "belady") & (table["capacity_tokens"] == half)]
+    assert finding(table, curve).endswith(
+        f"half of that takes LRU {half:,} tokens, where the best that knows the future has "
+        f"{belady['hit_rate'].item():.1%}."
+    )
+    assert "at most" in finding(replay(stream, capacities=[4096]))
+
+
+def test_a_replay_that_would_take_too_much_memory_is_refused_with_the_arithmetic() -> None:
+    many = (TraceRequest(0.0, 160, 1, tuple(range(10))) for _ in range(10**9))
+    with pytest.raises(TraceError, match=r"the first 84 requests name 840 blocks; .* \(120 bytes"):
+        stream_of(many, 16, most_bytes=100_000)
+
+
+def test_the_command_compares_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "prompts.jsonl"
+    rows = [[*range(160), 1000 + i] for i in range(4)]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert run(["replay", "--prompts", str(path), "--policy", "lru"]) == 0
+    out, err = capsys.readouterr()
+    assert f"hits {3 * 160 / (4 * 161):.1%} of the prompt tokens" in out
+    assert "bytes" not in out + err
+    path.write_text("".join(f"{json.dumps('x' * 160 + str(i))}\n" for i in range(4)))
+    assert run(["replay", "--prompts", str(path), "--policy", "lru"]) == 0
+    out, err = capsys.readouterr()
+    assert f"hits {3 * 160 / (4 * 161):.1%} of the prompt bytes" in out
+    assert "bytes of UTF-8 text stand in for tokens, no tokenizer ran: prompts: 4" in err
+
+
+def test_the_room_is_the_function_too(trace_file: Path) -> None:
+    import apclab
+
+    for _ in range(2):
+        # the import system has bound the name to the room, which type checkers know it as
+        assert len(getattr(apclab, "replay")(trace_file, policies=["lru"], capacities=[])) == 1  # noqa: B009
+
+
+def test_simulate_models_eagle_and_takes_lengths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Issue 4860's 100 prompts of 300: 18 shared blocks, of which EAGLE computes one anew."""
+    rates = []
+    for more in ([], ["--drop-last-block"]):
+        assert run(["simulate", "--json", *more]) == 0
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        rates.append(rows[-1]["hit_rate"])
+    assert rates == pytest.approx([99 * 288 / 30_000, 99 * 272 / 30_000])
+    path = tmp_path / "custom.jsonl"
+    path.write_text('{"prompt": "abc", "output_tokens": 3}\n')
+    assert run(["simulate", "--trace", str(path)]) == 2
+    assert "vLLM's custom dataset: text" in capsys.readouterr().err
+    assert run(["simulate", "--trace", str(path), "--as-lengths", "--json"]) == 0
+    assert "bytes of UTF-8 text stand in for tokens" in capsys.readouterr().err
+
+
+def test_sglang_33984_rounds_hit_while_they_fit_and_then_a_cliff() -> None:
+    """20 clients, 10 rounds, 8192 more tokens each, blocks of 64: round r hits r of r + 1 parts."""
+    trace = [
+        TraceRequest(float(r), 8192 * (r + 1), 1, tuple(range(c * 2000, c * 2000 + 128 * (r + 1))))
+        for r in range(10)
+        for c in range(20)
+    ]
+    most = 20 * 10 * 8192
+    for rounds in range(2, 11):
+        stream = stream_of(trace[: 20 * rounds], 64)
+        table = replay(stream, policies=["lru"], capacities=[most], last=1 / rounds)
+        assert table["hit_rate"].tolist() == pytest.approx([(rounds - 1) / rounds] * 2)
+    half = replay(stream_of(trace, 64), policies=["lru"], capacities=[most // 2], last=0.1)
+    assert half["hit_rate"].iloc[0] < 0.01

@@ -31,9 +31,19 @@ def test_a_step_given_as_tables_has_no_asked_lengths() -> None:
     validate(sample_record(**dict.fromkeys(asked.split()), seq_len=298.75))
 
 
+def test_advice_may_be_there_or_not() -> None:
+    record = sample_record(case="cascade")
+    del record["advice"]
+    validate(record)
+    advice = {"kernel": "paged", "saved_us": -12.5, "basis": "rates saved on 2026-12-01"}
+    validate(record | {"advice": advice})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"advice": {"kernel": "paged"}}, "advice must be {kernel: paged or cascade, saved_us: "),
+        ({"advice": "paged"}, "advice must be {kernel: paged or cascade, saved_us: number, basis"),
         ({"schema": 2}, "schema must be 1, got 2"),
         ({"schema": True}, "schema must be 1, got True"),
         ({"case": "both"}, "case must be one of private, shared, cascade, got 'both'"),

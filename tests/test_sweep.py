@@ -97,6 +97,8 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
         sweep(product_of, {"a": [object()], "b": [1]}, tmp_path / "s")
     with pytest.raises(ValueError, match="a point must hold what JSON can"):
         points_of([{"a": float("nan")}])
+    with pytest.raises(TypeError, match=r"client must be a distributed\.Client or None"):
+        sweep(product_of, GRID, tmp_path / "s", client=object())
     with pytest.raises(ValueError, match="either client or scheduler"):
         sweep(product_of, GRID, tmp_path / "s", client=object(), scheduler="tcp://x:1")
     with pytest.raises(ValueError, match="either result or error"):

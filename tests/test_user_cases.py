@@ -165,7 +165,7 @@ def test_sglang_26378_arrivals_that_overlap_lower_hits_only_without_same_step_re
     rates = []
     for seats in (1, 4):
         pool = (BlockPool if policy == "v1" else BlockPoolV0)(20_000)
-        requests = [at_the_start(request) for request in trace_requests(trace, 16, 16)]
+        requests = [at_the_start(request) for request in trace_requests(enumerate(trace), 16, 16)]
         config = EngineConfig(policy=policy, max_num_seqs=seats, max_num_batched_tokens=4096)
         rates.append(run(requests, config, pool, cost).summary()["hit_rate"])
     assert rates[0] == pytest.approx(0.4275, abs=0.02)

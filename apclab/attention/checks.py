@@ -1,9 +1,12 @@
 """What a decode step or a prefill must look like, said in one line where it does not."""
 
+import math
 from typing import Any
 
 import numpy as np
+from apclab_kernels.runs import Rates
 
+from apclab.arguments import instance, one_of, real, truth
 from apclab.attention.launch import BACKENDS, DTYPES, LAYOUTS, ORDERS
 from apclab.attention.tensors import (
     dtype_name,
@@ -18,12 +21,26 @@ def check_names(**names: str) -> None:
     """Check a layout, a backend and an order, as far as they are given.
 
     Raises:
-        ValueError: a name is not known.
+        TypeError, ValueError: a name is not known.
     """
     all_known = {"layout": LAYOUTS, "backend": BACKENDS, "order": ORDERS}
     for name, value in names.items():
-        if value not in (known := all_known[name]):
-            raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+        one_of(name, value, all_known[name])
+
+
+def check_how(*, scale: float | None, rates: Rates | None = None, **switches: bool) -> None:
+    """Check what a step is to be done with, beside its arrays.
+
+    Raises:
+        TypeError: scale is no number, rates are none, a switch is neither True nor False.
+        ValueError: scale is not finite.
+    """
+    if scale is not None and not math.isfinite(real("scale", scale)):
+        raise ValueError(f"scale must be finite, got {scale}")
+    if rates is not None:
+        instance("rates", rates, Rates, "Rates or None")
+    for name, value in switches.items():
+        truth(name, value)
 
 
 def check_arrays(
@@ -177,6 +194,8 @@ def check_out(out: Any, query: Any) -> None:
         raise TypeError(f"out must be a {dtype_name(query)} array like query, got {got}")
     if tuple(out.shape) != tuple(query.shape) or not is_contiguous(out):
         raise ValueError(f"out must be C-contiguous {list(query.shape)}, got {list(out.shape)}")
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise ValueError("out must be an array that can be written, got one that is read-only")
 
 
 def one_place(**arrays: Any) -> str:

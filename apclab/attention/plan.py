@@ -9,6 +9,7 @@ from apclab.attention.binding import bind
 from apclab.attention.cascade import runs_of
 from apclab.attention.checks import (
     check_arrays,
+    check_how,
     check_names,
     check_out,
     check_place,
@@ -33,7 +34,7 @@ def plan(
     cascade: bool = False,
     rates: Rates | None = None,
     out: Any = None,
-    return_lse: bool = False,  # noqa: ARG001 - one signature for both; the launch always has lse
+    return_lse: bool = False,
 ) -> Launch:
     """Check a decode step and bind it to a backend; nothing runs until the launch is called.
 
@@ -62,11 +63,13 @@ def plan(
         `ran` says which kernel was bound, and `why` what was left out.
 
     Raises:
-        TypeError: an array is none, has another dtype, or lives elsewhere than the others.
-        ValueError: a shape, a table entry, a length or a number does not fit.
+        TypeError: an array is none, has another dtype, or lives elsewhere than the others; or
+            another argument is of another type.
+        ValueError: a shape, a table entry, a length or a number does not fit, or out is read-only.
         Unavailable: the backend cannot run here.
     """
     check_names(layout=layout, backend=backend, order=order)
+    check_how(scale=scale, rates=rates, cascade=cascade, return_lse=return_lse)
     require(backend)
     where = one_place(query=query, key_cache=key_cache, value_cache=value_cache,
                       block_tables=block_tables, seq_lens=seq_lens)  # fmt: skip
@@ -115,6 +118,7 @@ def paged_attention_decode(
     launch = plan(
         query, key_cache, value_cache, block_tables, seq_lens, scale=scale, layout=layout,
         backend=backend, order=order, cascade=cascade, rates=rates, out=out,
+        return_lse=return_lse,
     )  # fmt: skip
     launch()
     return (launch.out, launch.lse) if return_lse else launch.out

@@ -5,6 +5,7 @@ from typing import Any
 from apclab.attention.binding import bind
 from apclab.attention.checks import (
     check_arrays,
+    check_how,
     check_names,
     check_new,
     check_out,
@@ -30,7 +31,7 @@ def plan_prefill(
     backend: str,
     order: str = "request",
     out: Any = None,
-    return_lse: bool = False,  # noqa: ARG001 - one signature for both; the launch always has lse
+    return_lse: bool = False,
 ) -> Launch:
     """Check a prefill and bind it to a backend; nothing runs until the launch is called.
 
@@ -58,11 +59,13 @@ def plan_prefill(
         A launch with `out` and `lse`, float32 [num_tokens, num_heads], natural log.
 
     Raises:
-        TypeError: an array is none, has another dtype, or lives elsewhere than the others.
-        ValueError: a shape, a table entry, a length or a number does not fit.
+        TypeError: an array is none, has another dtype, or lives elsewhere than the others; or
+            another argument is of another type.
+        ValueError: a shape, a table entry, a length or a number does not fit, or out is read-only.
         Unavailable: the backend cannot run here.
     """
     check_names(layout=layout, backend=backend, order=order)
+    check_how(scale=scale, return_lse=return_lse)
     require(backend)
     where = one_place(query=query, key_cache=key_cache, value_cache=value_cache,
                       block_tables=block_tables, seq_lens=seq_lens,
@@ -103,7 +106,7 @@ def paged_attention_prefill(
     """
     launch = plan_prefill(
         query, key_cache, value_cache, block_tables, seq_lens, query_start_loc, scale=scale,
-        layout=layout, backend=backend, order=order, out=out,
+        layout=layout, backend=backend, order=order, out=out, return_lse=return_lse,
     )  # fmt: skip
     launch()
     return (launch.out, launch.lse) if return_lse else launch.out

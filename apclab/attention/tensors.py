@@ -14,7 +14,9 @@ def place(array: Any) -> str | None:
     if isinstance(array, np.ndarray):
         return "numpy"
     # no import of torch: who holds a tensor has imported it
-    if any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in type(array).mro()):
+    if any(
+        base.__module__ == "torch" and base.__name__ == "Tensor" for base in type(array).__mro__
+    ):
         return "cuda" if array.is_cuda else "torch"
     return None
 

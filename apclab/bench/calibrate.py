@@ -12,15 +12,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from apclab.arguments import INT32_MOST, whole_number
 from apclab.attention import Comparison, Rates, advise
 from apclab.bench.bound import Bound, bind, ladder_of, warm_up
 from apclab.bench.buffers import key_value_pool
 from apclab.bench.how import How
-from apclab.bench.memory import check_room, plan_memory, room, step_needs
+from apclab.bench.memory import asked_needs, check_room, plan_memory, room, step_needs
 from apclab.bench.probes import Ladder
 from apclab.bench.product import Product, plan_product
 from apclab.bench.record import bytes_of, model_of, stamp, timed
-from apclab.bench.step import Step, tables_step
+from apclab.bench.step import Step, blocks_of, tables_step
 from apclab.blocks import BlockTable
 from apclab.clock import Cancelled, Replay, interleave
 from apclab.results import PROBES, Record, load, measured_dir
@@ -91,10 +92,9 @@ def calibrate(
         ("private", "shared"), backend, dtype, layout, order, "cold", budget_s, None, threads, 64,
         cancelled, progress,
     ).resolved()  # fmt: skip
-    shape = model_named(model) if isinstance(model, str) else model
-    for name, value in (("block_size", block_size), ("batch", 1 if batch is None else batch)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
+    shape = model_named(model)
+    block_size = whole_number("block_size", block_size, 1)
+    batch = None if batch is None else whole_number("batch", batch, 1, INT32_MOST)
     return _measure(shape, how, block_size, batch)
 
 
@@ -152,7 +152,13 @@ def _what(record: Record) -> tuple[Any, ...]:
 
 def _measure(model: ModelShape, how: How, block_size: int, batch: int | None) -> list[Record]:
     warm_up(model, how)
-    steps = _steps(_batch(model, how) if batch is None else batch, block_size)
+    batch = _batch(model, how) if batch is None else batch
+    # before its tables are made
+    check_room(
+        asked_needs(blocks_of(batch, SEQ_LEN, block_size), batch, SEQ_LEN, model, how, block_size),
+        how,
+    )
+    steps = _steps(batch, block_size)
     needs = {name: step_needs(step, model, how) for name, (step, _, _) in steps.items()}
     # the largest first: all probes read one pool, which must not grow under those that are bound
     largest = max(needs.values(), key=lambda need: need.layer)

@@ -1,10 +1,11 @@
 """One decode step measured in every case: made by the pool, checked in float64, then timed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
+from apclab.arguments import instance
 from apclab.attention import Comparison
 from apclab.bench.bound import Bound, ready, warm_up
 from apclab.bench.calibrate import advice_of
@@ -15,7 +16,7 @@ from apclab.bench.record import make_records
 from apclab.bench.step import Step, blocks_of, decode_step, tables_step
 from apclab.blocks import BlockTable
 from apclab.clock import Cancelled, interleave
-from apclab.results import Record
+from apclab.results import Record, unsettled
 from apclab.specs import ModelShape
 from apclab.specs import model as model_named
 from apclab.workload import Workload
@@ -61,7 +62,8 @@ def compare_decode(
         order: "request", "head" or "auto".
         l2: "cold": a call finds nothing of its own in the caches; "warm": all that fits.
         step: which decode step, "first", "mid" or "last".
-        budget_s: seconds of timing; at least five rounds are measured in any case.
+        budget_s: seconds of timing; at least five rounds are measured in any case, and up to three
+            budgets are spent while the noise is wider than what is between two cases.
         memory_limit: bytes that all of it may take; None means 80 % of what is at hand.
         threads: of the CPU kernel; None means all.
         pairs: (request, head) pairs compared with the reference; None means all.
@@ -78,11 +80,12 @@ def compare_decode(
         Unavailable: this machine or version cannot do it.
         WrongResult: a kernel is wrong.
     """
+    instance("workload", workload, Workload, "a Workload")
     how = How(
         cases, backend, dtype, layout, order, l2, budget_s, memory_limit, threads, pairs,
         cancelled, progress,
     ).resolved()  # fmt: skip
-    shape = model_named(model) if isinstance(model, str) else model
+    shape = model_named(model)
     batch, seq_len = workload.batch, workload.seq_len(step)
     needs = asked_needs(
         blocks_of(batch, seq_len, block_size), batch, seq_len, shape, how, block_size
@@ -107,8 +110,8 @@ def compare_tables(
     Returns:
         As `compare_decode`, and it raises the same.
     """
-    shape = model_named(model) if isinstance(model, str) else model
-    return _measure(tables_step(tables), shape, How(**how).resolved())
+    instance("tables", tables, BlockTable, "a BlockTable")
+    return _measure(tables_step(tables), model_named(model), How(**how).resolved())
 
 
 def _measure(step: Step, model: ModelShape, how: How) -> list[Record]:
@@ -119,10 +122,17 @@ def _measure(step: Step, model: ModelShape, how: How) -> list[Record]:
         how.tell(0.0, f"checking {case} against float64")
         checks[case] = bound.check(case)
     how.tell(0.05, "timing")
+    more: list[bool] = []  # rounds beyond the budget
+
+    def noisy(samples: Mapping[str, Sequence[float]]) -> bool:
+        if found := unsettled(samples):
+            more.append(found)
+        return found
+
     try:
         with bound.cores:
             samples = interleave(
-                bound.timed(), **bound.timing(),
+                bound.timed(), **bound.timing(), unsettled=noisy,
                 progress=lambda part: how.tell(0.05 + 0.95 * part, "timing"),
             )  # fmt: skip
     except Cancelled as stop:
@@ -130,6 +140,10 @@ def _measure(step: Step, model: ModelShape, how: How) -> list[Record]:
             bound.memory.notes.append("stopped before its time")
             stop.records = _records(bound, ladder, checks, stop.samples)
         raise
+    if more:
+        bound.memory.notes.append(
+            f"rounds beyond the budget: {len(more)}, as the noise was wider than the gap"
+        )
     return _records(bound, ladder, checks, samples)
 
 

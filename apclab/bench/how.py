@@ -4,6 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from apclab.arguments import (
+    function_or_none,
+    instance,
+    not_negative,
+    one_of,
+    some_of,
+    whole_number,
+)
 from apclab.attention import BACKENDS, LAYOUTS, ORDERS, require, resolve, set_threads
 from apclab.clock import Cancelled, event_time
 from apclab.specs import DTYPE_BYTES
@@ -46,6 +54,7 @@ class How:
         """The same with nothing left at "auto".
 
         Raises:
+            TypeError: a field is of another type.
             ValueError: a name is unknown, or a number out of range.
             Unavailable: the backend cannot run here, or has no kernel of a case.
         """
@@ -57,17 +66,18 @@ class How:
             "l2": ("cold", "warm"),
         }
         for name, names in known.items():
-            if getattr(self, name) not in names:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(names)}, got {getattr(self, name)!r}"
-                )
-        cases = tuple(dict.fromkeys(self.cases))
-        if not cases or not set(cases) <= set(CASES):
-            raise ValueError(f"cases must be some of {', '.join(CASES)}, got {list(self.cases)}")
-        if not self.budget_s >= 0 or self.budget_s == float("inf"):
-            raise ValueError(f"budget_s must be a number of seconds >= 0, got {self.budget_s}")
-        if self.memory_limit is not None and self.memory_limit < 1:
-            raise ValueError(f"memory_limit must be at least 1 byte, got {self.memory_limit}")
+            one_of(name, getattr(self, name), names)
+        cases = tuple(dict.fromkeys(some_of("cases", self.cases, CASES)))
+        if not cases:
+            raise ValueError(f"cases must be some of {', '.join(CASES)}, got none")
+        not_negative("budget_s", self.budget_s)
+        for name in ("memory_limit", "pairs"):
+            if (value := getattr(self, name)) is not None:
+                whole_number(name, value, 1)
+        if self.threads is not None:
+            instance("threads", self.threads, int, "an int or None")
+        for name in ("cancelled", "progress"):
+            function_or_none(name, getattr(self, name))
         backend = resolve(self.backend)
         require(backend)
         if backend == "cpu":

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from apclab.arguments import whole_number
 from apclab.blocks import BlockPool, BlockTable
 from apclab.workload import Workload
 
@@ -44,10 +45,9 @@ def blocks_of(requests: int, seq_len: int, block_size: int) -> int:
     """Blocks of so many requests that share nothing.
 
     Raises:
-        ValueError: block_size is no int of at least 1.
+        TypeError, ValueError: block_size is no int of at least 1.
     """
-    if not isinstance(block_size, int) or block_size < 1:
-        raise ValueError(f"block_size must be an int of at least 1, got {block_size!r}")
+    whole_number("block_size", block_size, 1)
     return requests * -(-seq_len // block_size)
 
 

@@ -18,7 +18,8 @@ num_cached_tokens, block_ids, num_preemptions.
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from apclab.blocks.arguments import whole_number
+from apclab.arguments import whole_number
+from apclab.blocks.keys import Key
 from apclab.blocks.request import Request
 from apclab.blocks.requests import RequestPool
 
@@ -154,6 +155,11 @@ class AdmissionPool(RequestPool):
     def _hit_of(self, request: Request) -> Hit:
         if self.force_miss or request.skip_reading_prefix_cache:
             return Hit([], 0)
+        return self._hit(request.keys, request.num_tokens)
+
+    def _hit(self, keys: list[Key], num_tokens: int) -> Hit:
         # the last token must be computed to get a next one, so its block is not looked for
-        found = self._find(request.keys, (request.num_tokens - 1) // self.block_size)
+        found = self._find(keys, (num_tokens - 1) // self.block_size)
+        if self.drop_last_block and found:
+            found.pop()
         return Hit(found, len(found) * self.block_size)

@@ -8,10 +8,12 @@ import hashlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+
+from apclab.arguments import one_of
 
 TokenIds = Sequence[int] | NDArray[np.integer]
 Key = Hashable  # bytes of ours, or whatever a trace names its blocks by
@@ -187,12 +189,8 @@ class DigestKeys:
 
 def make_keys(kind: KeyKind, block_size: int) -> ExactKeys | DigestKeys:
     """The keys of that name; ValueError for another name, or if its package is missing."""
-    match kind:
-        case "exact":
-            return ExactKeys(block_size)
-        case "sha256" | "xxh3":
-            return DigestKeys(block_size, kind)
-    raise ValueError(f"keys must be one of exact, sha256, xxh3, got {kind!r}")
+    one_of("keys", kind, get_args(KeyKind))
+    return ExactKeys(block_size) if kind == "exact" else DigestKeys(block_size, kind)
 
 
 def _digest(algorithm: Literal["sha256", "xxh3"]) -> Callable[[bytes], bytes]:

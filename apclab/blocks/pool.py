@@ -34,6 +34,9 @@ class BlockPool(AdmissionPool):
             free if any request holds blocks.
         force_miss: nothing is found while all else, publishing too, goes its way: the other side
             of a clean comparison. May be set at any time.
+        drop_last_block: the last one of the blocks found is computed anew, as vLLM does with
+            EAGLE and MTP: of n equal tokens before a prompt's last one,
+            (n // block_size - 1) * block_size are found, never below 0.
         record_events: keep BlockStored, BlockRemoved and AllBlocksCleared for `take_events`.
         lifetimes: follows blocks from hand-out to hand-out; set `now` before each operation.
         remember: the newest prompts whose tokens are kept for `explain_hit`.
@@ -91,11 +94,9 @@ class BlockPool(AdmissionPool):
             ValueError: token_ids are empty, nested or out of range.
         """
         tokens = tokens_to_bytes(token_ids, least=1)
-        found: list[int] = []
-        if self.enable_prefix_caching and not self.force_miss:
-            limit = (len(tokens) // TOKEN_BYTES - 1) // self.block_size
-            found = self._find(self._keys.find(tokens, extra), limit)
-        return Hit(found, len(found) * self.block_size)
+        if not self.enable_prefix_caching or self.force_miss:
+            return Hit([], 0)
+        return self._hit(self._keys.find(tokens, extra), len(tokens) // TOKEN_BYTES)
 
     def allocate_slots(
         self,
@@ -182,6 +183,8 @@ class BlockPool(AdmissionPool):
             return "the request does not read the cache (skip_reading_prefix_cache)"
         if self.force_miss:
             return "every lookup is made to miss (force_miss)"
+        if self.drop_last_block:
+            return f"{hit} tokens found: the last block found is not used (drop_last_block)"
         return self._memory.explain(request, hit, self.block_size)
 
     def block_table(self, request_ids: Iterable[Hashable] | None = None) -> BlockTable:

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 
-from apclab.blocks.arguments import fraction, whole_number
+from apclab.arguments import INT32_MOST, fraction, truth, whole_number
 from apclab.blocks.keys import (
     TOKEN_BYTES,
     ExtraKeys,
@@ -32,6 +32,7 @@ class RequestPool(BlockStore):
         reuse: Reuse = "front",
         watermark: float = 0.0,
         force_miss: bool = False,
+        drop_last_block: bool = False,
         record_events: bool = False,
         lifetimes: Lifetimes | None = None,
         remember: int = 64,
@@ -43,13 +44,14 @@ class RequestPool(BlockStore):
             record_events=record_events,
             lifetimes=lifetimes,
         )
-        self.enable_prefix_caching = bool(enable_prefix_caching)
-        self.force_miss = bool(force_miss)
+        self.enable_prefix_caching = truth("enable_prefix_caching", enable_prefix_caching)
+        self.force_miss = truth("force_miss", force_miss)
+        self.drop_last_block = truth("drop_last_block", drop_last_block)
         self.stats = PrefixCacheStats()
         self._watermark = int(fraction("watermark", watermark) * self.num_blocks)
         self._keys = make_keys(keys, self.block_size)
         self._prompts = PromptKeys(self._keys, self.block_size, self.num_blocks)
-        self._memory = PromptMemory(whole_number("remember", remember, 0))
+        self._memory = PromptMemory(whole_number("remember", remember, 0, INT32_MOST))
         self._requests: dict[Hashable, Request] = {}  # all that are known
         self._live: dict[Hashable, Request] = {}  # those that hold blocks, as they were admitted
         self._admissions = 0

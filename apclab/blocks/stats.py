@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from apclab.blocks.arguments import fraction, whole_number
+from apclab.arguments import fraction, whole_number
 
 
 class HitRate:

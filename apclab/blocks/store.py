@@ -6,7 +6,7 @@ The inner loops of the pool. They touch flat lists and two dictionaries and noth
 from collections.abc import Iterable
 from typing import Literal
 
-from apclab.blocks.arguments import whole_number
+from apclab.arguments import INT32_MOST, instance, one_of, truth, whole_number
 from apclab.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from apclab.blocks.keys import TOKEN_BYTES, Key
 from apclab.blocks.queues import CachedBlocks, FreeQueue
@@ -41,11 +41,12 @@ class BlockStore:
         record_events: bool,
         lifetimes: Lifetimes | None,
     ) -> None:
-        self.num_blocks = whole_number("num_blocks", num_blocks, 2)
-        self.block_size = whole_number("block_size", block_size, 1)
-        if reuse not in ("front", "tail"):
-            raise ValueError(f"reuse must be one of front, tail, got {reuse!r}")
+        self.num_blocks = whole_number("num_blocks", num_blocks, 2, INT32_MOST)
+        self.block_size = whole_number("block_size", block_size, 1, INT32_MOST)
+        one_of("reuse", reuse, ("front", "tail"))
         self.reuse = reuse
+        if lifetimes is not None:
+            instance("lifetimes", lifetimes, Lifetimes, "Lifetimes or None")
         self.lifetimes = lifetimes
         self.now = 0.0
         self.num_evicted = 0
@@ -53,7 +54,7 @@ class BlockStore:
         self._key: list[Key | None] = [None] * self.num_blocks
         self._queue = FreeQueue(self.num_blocks, first=1)
         self._cached = CachedBlocks()
-        self._events: list[Event] | None = [] if record_events else None
+        self._events: list[Event] | None = [] if truth("record_events", record_events) else None
 
     @property
     def num_free(self) -> int:

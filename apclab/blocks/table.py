@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apclab.blocks.arguments import whole_number
+from apclab.arguments import INT32_MOST, whole_number
 
 Int32 = NDArray[np.int32]
 
@@ -71,7 +71,9 @@ class BlockTable:
 
     def __post_init__(self) -> None:
         """Check shapes and values; clear the padding."""
-        object.__setattr__(self, "block_size", whole_number("block_size", self.block_size, 1))
+        object.__setattr__(
+            self, "block_size", whole_number("block_size", self.block_size, 1, INT32_MOST)
+        )
         _check_int32("block_tables", self.block_tables, 2)
         _check_int32("seq_lens", self.seq_lens, 1)
         batch, max_blocks = self.block_tables.shape

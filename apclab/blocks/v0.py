@@ -13,7 +13,7 @@ its mark (vLLM pull request 5364).
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from apclab.blocks.arguments import fraction, whole_number
+from apclab.arguments import INT32_MOST, fraction, truth, whole_number
 from apclab.blocks.keys import TOKEN_BYTES, ExactKeys, ExtraKeys, Key, TokenIds, tokens_to_bytes
 from apclab.blocks.request import Request
 from apclab.blocks.table import BlockTable
@@ -50,9 +50,9 @@ class BlockPoolV0:
         enable_prefix_caching: bool = True,
         watermark: float = 0.01,
     ) -> None:
-        self.num_blocks = whole_number("num_blocks", num_blocks, 2)
-        self.block_size = whole_number("block_size", block_size, 1)
-        self.enable_prefix_caching = bool(enable_prefix_caching)
+        self.num_blocks = whole_number("num_blocks", num_blocks, 2, INT32_MOST)
+        self.block_size = whole_number("block_size", block_size, 1, INT32_MOST)
+        self.enable_prefix_caching = truth("enable_prefix_caching", enable_prefix_caching)
         self.num_copied = 0  # blocks that were copied because their owner wrote on
         self._watermark = int(fraction("watermark", watermark) * (self.num_blocks - 1))
         self._keys = ExactKeys(self.block_size)

@@ -8,7 +8,7 @@ from apclab.bench import peers as others
 from apclab.campaign.context import Context, Item, Settings, one
 from apclab.campaign.ncu import count_bytes
 from apclab.clock import environment
-from apclab.results import Record
+from apclab.results import Record, gain_of
 from apclab.workload import Workload
 
 # (batch, input tokens, hit, model): the grid spans these, one change from the first of each first
@@ -140,12 +140,14 @@ def compare(context: Context, work: Workload, name: str, **how: Any) -> list[Rec
         both = {**asked, **how, "cases": ("private", "shared")}
         name = f"{name}, without cascade"
         records = context.attempt(name, partial(bench.compare_decode, work, model, **both))
-    if records and (private := one(records, "private")) and (shared := one(records, "shared")):
-        row = {"point": name, "private_us": private["p50_us"], "shared_us": shared["p50_us"]}
-        row["shared"] = private["p50_us"] / shared["p50_us"]
-        if cascade := one(records, "cascade"):
-            row["cascade_us"] = cascade["p50_us"]
-            row["cascade"] = private["p50_us"] / cascade["p50_us"]
+    private = one(records or [], "private")
+    if records and private and one(records, "shared"):
+        row: dict[str, Any] = {"point": name, "private_us": private["p50_us"], "noisy": []}
+        for record in records:
+            if record is not private:
+                gain = gain_of(private, record)
+                row |= {f"{record['case']}_us": record["p50_us"], record["case"]: gain.ratio}
+                row["noisy"] += [record["case"]] * (gain.verdict == "unclear")
         context.send("row", row)
     return records
 

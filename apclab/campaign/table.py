@@ -1,9 +1,10 @@
 """What a campaign found, on one screen of 80 x 24; and the reuse roofline as numbers."""
 
 from collections.abc import Callable, Iterable
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from apclab.results import Record, ladder
+from apclab.results import Record, dram_rates, ladder, plain_read, point_of
 
 if TYPE_CHECKING:
     from apclab.campaign.run import Campaign
@@ -16,25 +17,18 @@ _STEP = ("case", "batch", "input_len", "cache_hit", "model")
 
 
 def roofline_rows(records: Iterable[Record]) -> Rows:
-    """Each step's place on the reuse roofline, and the roof above it.
-
-    `x` = logical / distinct bytes; `y` = GB/s / read rate of DRAM, the highest that was measured;
-    `roof` = min(x, read rate of the fastest cache / that of DRAM).
-    """
+    """Each step's place on the reuse roofline: `x`, and `y`, which is at most `x` when cold."""
     records = list(records)
-    rungs = {rung["level"]: rung["gb_per_s"] for rung in ladder(records)}
-    if "DRAM" not in rungs:
-        return []
-    top = max(rungs.values()) / rungs["DRAM"]
     rows = []
-    for record in records:
-        x = record["logical_bytes"] / record["distinct_bytes"]
+    for record, rate in zip(records, dram_rates(records), strict=True):
+        if rate is None:
+            continue
+        place = point_of(record, rate)
         work, model = record["workload"], record["model"]
         rows.append({
             "case": record["case"], "batch": work["batch"], "input_len": work["input_len"],
             "cache_hit": work["cache_hit"], "model": model["name"], "layout": model["layout"],
-            "order": record["order"], "l2": record["l2"], "x": x,
-            "y": record["gb_per_s"] / rungs["DRAM"], "roof": min(x, top),
+            "order": record["order"], "l2": record["l2"], "x": place.x, "y": place.y,
         })  # fmt: skip
     return rows
 
@@ -61,7 +55,7 @@ def _cut(line: str) -> str:
 
 
 def _roofline(campaign: "Campaign") -> list[str]:
-    """Some of the measured steps: those of the issue and the largest gains."""
+    """Some of the measured steps: those of the issue, then in the order of measuring."""
     rows = [row for end in campaign.ends if end["item"] == "reuse roofline" for row in end["rows"]]
     if not rows:
         return []
@@ -70,17 +64,17 @@ def _roofline(campaign: "Campaign") -> list[str]:
         if row["l2"] == "cold":
             by.setdefault(repr([row[name] for name in _STEP]), row)
     issue = [row for row in by.values() if all(row[n] == rows[0][n] for n in _STEP[1:])]
-    others = sorted((row for row in by.values() if row not in issue), key=lambda row: -row["y"])
+    others = [row for row in by.values() if row not in issue]
     shown = [*issue, *others][:_SHOWN]
     head = f"{'case':<9}{'batch':>5}{'input':>6}{'hit':>5} {'model':<14}"
-    return [f"{head}{'x':>7}{'y':>6}{'roof':>6}", *map(_place, shown)]
+    return [f"{head}{'x':>7}{'y':>6}", *map(_place, shown)]
 
 
 def _place(row: dict[str, Any]) -> str:
     return (
         f"{row['case']:<9}{row['batch']:>5}{row['input_len'] or 0:>6}"
         f"{row['cache_hit'] or 0:>5.2f} {row['model'][:13]:<14}"
-        f"{row['x']:>7.2f}{row['y']:>6.2f}{row['roof']:>6.2f}"
+        f"{row['x']:>7.2f}{row['y']:>6.2f}"
     )
 
 
@@ -120,18 +114,16 @@ def _calibration(campaign: "Campaign", _end: Record) -> str:
 
 
 def _ratios(_campaign: "Campaign", end: Record) -> str:
-    """Gains over private, and where the largest is."""
+    """Gains over private, of several points the medians, and how many are noise."""
     rows = [row for row in end["rows"] if "shared" in row and "point" in row]
     if not rows:
         return ""
-    said = []
-    for case in ("shared", "cascade"):
-        gains = [row[case] for row in rows if case in row]
-        if gains:
-            low, high = min(gains), max(gains)
-            said.append(f"{case} x{low:.2f}" + (f"-{high:.2f}" if len(gains) > 1 else ""))
-    count = f"{len(rows)} points: " if len(rows) > 1 else ""
-    return count + ", ".join(said)
+    gains = {case: [row[case] for row in rows if case in row] for case in ("shared", "cascade")}
+    said = ", ".join(f"{case} x{median(found):.2f}" for case, found in gains.items() if found)
+    if len(rows) == 1:
+        return said + "".join(f" ({case}: noise)" for case in rows[0]["noisy"])
+    noisy = sum(bool(row["noisy"]) for row in rows)
+    return f"median of {len(rows)}: {said}" + (f"; {noisy} noisy" if noisy else "")
 
 
 def _issue(campaign: "Campaign", end: Record) -> str:
@@ -154,7 +146,11 @@ def _orders(_campaign: "Campaign", end: Record) -> str:
 
 
 def _cold_warm(_campaign: "Campaign", end: Record) -> str:
-    gains = [f"{row['point']} x{row['shared']:.2f}" for row in end["rows"] if "shared" in row]
+    gains = [
+        f"{row['point']} x{row['shared']:.2f}" + " (noise)" * ("shared" in row["noisy"])
+        for row in end["rows"]
+        if "shared" in row
+    ]
     return f"shared: {', '.join(gains)}" if gains else ""
 
 
@@ -181,10 +177,12 @@ def _ncu(_campaign: "Campaign", end: Record) -> str:
     return ", ".join(words)
 
 
-def _places(_campaign: "Campaign", end: Record) -> str:
-    return f"{len(end['rows'])} steps; y = GB/s / DRAM, roof = min(x, cache / DRAM)" * bool(
-        end["rows"]
-    )
+def _places(campaign: "Campaign", end: Record) -> str:
+    if not end["rows"]:
+        return ""
+    said = f"{len(end['rows'])} steps; y = GB/s / DRAM"
+    cache = plain_read(ladder(campaign.records))
+    return f"{said}, a plain read of {cache[0]} {cache[1]:.2f}" if cache else said
 
 
 _FOUND: dict[str, Callable[["Campaign", Record], str]] = {

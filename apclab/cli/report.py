@@ -13,13 +13,14 @@ from apclab.cli.terminal import CommandError, stderr, stdout
 from apclab.results import Record
 
 
-def check_outputs(*, save: str | None, html: Path | None) -> None:
+def check_outputs(*, save: str | None, html: Path | None, out: Path | None = None) -> None:
     """Find out before anything is measured whether the outputs can be written.
 
     Raises:
         CommandError: with status 2, one cannot.
     """
-    for option, path in (("--save", Path(save) if save else None), ("--html", html)):
+    outputs = {"--save": Path(save) if save else None, "--html": html, "--out": out}
+    for option, path in outputs.items():
         if path is None or (option == "--save" and path.is_dir()):
             continue
         existed = path.exists()

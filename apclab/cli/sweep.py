@@ -1,40 +1,54 @@
 """`apclab simulate --sweep`: many points, here or on a Dask cluster, into a file that resumes."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from apclab.cli.terminal import CommandError, stderr, stdout, watch
-from apclab.decompose import ARMS, simulate_point
+from apclab.decompose import ARMS, POINT_FIELDS, check_point, simulate_point
 from apclab.sweep import sweep
 
 
 def run_sweep(
     point: dict[str, Any],
     asked: list[str],
-    out: Path | None,
+    out: Path,
     scheduler: str | None,
     *,
+    given: set[str],
     json_lines: bool,
 ) -> int:
     """Simulate all combinations of what is asked, each at its place in `point`.
 
+    Args:
+        point: what all points have that is not varied.
+        asked: "NAME=V,V,..." each.
+        out: where finished points go.
+        scheduler: of Dask, or None.
+        given: names of `point` that the command line set.
+        json_lines: print JSON Lines.
+
     Raises:
         CommandError: with status 2, an argument is wrong; 3, dask is missing.
     """
-    varied = dict(_values(text) for text in asked)
-    if not varied or out is None:
-        raise CommandError(2, "a sweep needs --sweep NAME=V,V,... and --out FILE")
-    if unknown := set(varied) - {*point, "num_blocks", "max_num_batched_tokens", "seed"}:
-        known = ", ".join(sorted(point))
-        raise CommandError(2, f"--sweep must name one of {known}; got {min(unknown)!r}")
+    varied: dict[str, list[Any]] = {}
+    for name, values in map(_values, asked):
+        if name in varied:
+            raise CommandError(2, f"--sweep {name}= is given twice; give all its values to one")
+        if name in given:
+            raise CommandError(2, f"{name} is given on its own and to --sweep; leave one out")
+        if name not in POINT_FIELDS:
+            known = ", ".join(sorted(POINT_FIELDS))
+            raise CommandError(2, f"--sweep must name one of {known}; got {name!r}")
+        varied[name] = values
     grid = {**{name: [value] for name, value in point.items()}, **varied}
     with watch(f"simulating; Ctrl-C stops, {out} keeps what is done") as watching:
         try:
             rows = sweep(
-                simulate_point, grid, out, scheduler=scheduler,
+                simulate_point, grid, out, scheduler=scheduler, check=check_point,
                 cancelled=watching.cancelled, progress=watching.progress,
             )  # fmt: skip
         except ModuleNotFoundError as error:
@@ -77,7 +91,8 @@ def _print(rows: list[dict[str, Any]], names: list[str]) -> None:
     table = Table(box=None, pad_edge=False)
     for name in names:
         table.add_column(name, justify="right")
-    for heading in ("hit %", "TTFT s off", "on", "TPOT ms off", "on, no reuse", "on"):
+    # on two lines, so that the table fits 80 columns
+    for heading in ("hit\n%", "TTFT s\noff", "\non", "TPOT ms\noff", "on, no\nreuse", "\non"):
         table.add_column(heading, justify="right")
     for row in rows:
         if "error" in row:
@@ -87,7 +102,17 @@ def _print(rows: list[dict[str, Any]], names: list[str]) -> None:
         table.add_row(
             *(str(row["point"][name]) for name in names),
             f"{100 * arms['on']['hit_rate']:.1f}",
-            *(f"{arms[arm]['ttft_s_mean']:.3f}" for arm in ("off", "on")),
-            *("-" if value is None else f"{1e3 * value:.1f}" for value in tpot),
+            *(seconds(arms[arm]["ttft_s_mean"]) for arm in ("off", "on")),
+            *(milliseconds(value) for value in tpot),
         )
     stdout().print(table)
+
+
+def seconds(value: float | None) -> str:
+    """Seconds for a table, "-" where there is none."""
+    return "-" if value is None or math.isnan(value) else f"{value:,.3f}"
+
+
+def milliseconds(value: float | None) -> str:
+    """Seconds as milliseconds for a table, "-" where there is none."""
+    return "-" if value is None or math.isnan(value) else f"{1e3 * value:,.1f}"

@@ -62,6 +62,8 @@ def interleave(
     timer: Callable[[Callable[[], None]], float] | None = None,
     min_rounds: int = 5,
     max_rounds: int = 1000,
+    unsettled: Callable[[Mapping[str, Sequence[float]]], bool] | None = None,
+    patience: float = 3.0,
     cancelled: Callable[[], bool] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> dict[str, list[float]]:
@@ -79,6 +81,9 @@ def interleave(
         timer: calls a launch and returns its seconds; the wall's clock if None.
         min_rounds: rounds in any case.
         max_rounds: rounds at most.
+        unsettled: asked once the budget is spent, with the samples so far; true asks for one more
+            round, until `patience` budgets are spent.
+        patience: budgets that may be spent while it is unsettled.
         cancelled: asked between calls; true stops.
         progress: told the part of the work done, 0 to 1.
 
@@ -112,7 +117,9 @@ def interleave(
         spent = perf_counter() - start
         if progress is not None:
             progress(min(1.0, max(spent / budget_s if budget_s else 1.0, 0.0)))
-        if turn >= min_rounds and spent >= budget_s:
+        if turn < min_rounds or spent < budget_s:
+            continue
+        if unsettled is None or spent >= patience * budget_s or not unsettled(samples):
             break
     return samples
 

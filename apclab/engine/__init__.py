@@ -7,7 +7,7 @@ from apclab.engine.config import EngineConfig
 from apclab.engine.loop import StepCost, Stuck, run
 from apclab.engine.outcome import Run, StepWork
 from apclab.engine.plan import StepPlan
-from apclab.engine.request import Request
+from apclab.engine.request import Request, TooFewBlocks
 from apclab.engine.scheduler_v0 import SchedulerV0
 from apclab.engine.scheduler_v1 import SchedulerV1
 
@@ -21,5 +21,6 @@ __all__ = [
     "StepPlan",
     "StepWork",
     "Stuck",
+    "TooFewBlocks",
     "run",
 ]

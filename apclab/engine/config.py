@@ -2,10 +2,20 @@
 
 from dataclasses import dataclass
 
+from apclab.arguments import one_of, truth, whole_number
+
 POLICIES = ("v1", "v0")
 QUEUES = ("fcfs", "priority", "lpm")
 # tokens of a step where nothing else is asked for: vLLM's defaults for a server, then and now
 BATCHED_TOKENS = {"v1": 8192, "v0": 2048}
+_SWITCHES = (
+    *("enable_chunked_prefill", "long_prefill_token_threshold_adaptive"),
+    *("scheduler_reserve_full_isl", "drop_last_block"),
+)
+_V1_ALONE = (
+    *("max_num_active_seqs", "long_prefill_token_threshold", "prefill_schedule_interval"),
+    *_SWITCHES,
+)
 
 
 @dataclass(frozen=True)
@@ -27,10 +37,14 @@ class EngineConfig:
         long_prefill_token_threshold_adaptive: that limit is not below the budget over all requests.
         prefill_schedule_interval: prefill is held back for this many steps after one that carried
             it, while something decodes and the queue was drained (v1).
-        scheduler_reserve_full_isl: admit only whom the free blocks can hold whole (v1).
+        scheduler_reserve_full_isl: admit only whom the free blocks can hold whole (v1; v0 always
+            does).
+        drop_last_block: the last block of each hit is computed anew, as with EAGLE and MTP (v1);
+            whoever makes the pool gives it to the pool.
 
     Raises:
-        ValueError: a value is out of range.
+        TypeError: a value is of another type.
+        ValueError: a value is out of range, or not what the policy knows.
     """
 
     policy: str = "v1"
@@ -44,25 +58,22 @@ class EngineConfig:
     long_prefill_token_threshold_adaptive: bool = False
     prefill_schedule_interval: int = 1
     scheduler_reserve_full_isl: bool = True
+    drop_last_block: bool = False
 
     def __post_init__(self) -> None:
         """Check every field."""
-        for name, known in (("policy", POLICIES), ("queue", QUEUES)):
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"
-                )
+        one_of("policy", self.policy, POLICIES)
+        one_of("queue", self.queue, QUEUES)
         if self.policy == "v0" and self.queue != "fcfs":
             raise ValueError(f"policy v0 knows the queue fcfs only, got {self.queue!r}")
         for name in ("max_num_batched_tokens", "max_num_seqs", "prefill_schedule_interval"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            whole_number(name, getattr(self, name), 1)
         for name in ("max_num_active_seqs", "max_model_len"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if self.long_prefill_token_threshold < 0:
-            raise ValueError(
-                f"long_prefill_token_threshold must be at least 0, "
-                f"got {self.long_prefill_token_threshold}"
-            )
+            if (value := getattr(self, name)) is not None:
+                whole_number(name, value, 1)
+        whole_number("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
+        for name in _SWITCHES:
+            truth(name, getattr(self, name))
+        for name in _V1_ALONE if self.policy == "v0" else ():
+            if (value := getattr(self, name)) != getattr(EngineConfig, name):
+                raise ValueError(f"policy v0 knows no {name}, got {value!r}")

@@ -58,7 +58,13 @@ def run(
         scheduler = SchedulerV0(config, pool)
     else:
         scheduler = SchedulerV1(config, pool)
-    queue = sorted(requests, key=lambda request: request.arrival_s)
+    queue = []
+    for number, request in enumerate(requests, start=1):
+        queue.append(request)
+        # reading a trace takes its time, too
+        if number % _LOOK == 0 and cancelled and cancelled():
+            break
+    queue.sort(key=lambda request: request.arrival_s)
     return _Loop(scheduler, config, pool, step_cost, queue).run(cancelled, progress)
 
 

@@ -11,6 +11,10 @@ from apclab.blocks import Request as PoolRequest
 from apclab.blocks.keys import MAX_TOKEN_ID, TokenIds
 
 
+class TooFewBlocks(ValueError):  # noqa: N818 - named by what is short, as Stuck
+    """A prompt needs more blocks than the pool can ever give."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One request, and its life in the engine so far.
@@ -85,13 +89,14 @@ def make_known(pool: BlockPool | BlockPoolV0, request: Request, number: int) -> 
         number: different for each request; makes up output tokens where none are given.
 
     Raises:
-        ValueError: more prompt than the pool can ever hold, too few output tokens, a key twice.
+        TooFewBlocks: more prompt than the pool can ever hold.
+        ValueError: too few output tokens, a key twice.
     """
     blocks = -(-request.num_prompt_tokens // pool.block_size)
     if blocks > pool.num_blocks - 1:
-        raise ValueError(
-            f"a prompt of {request.num_prompt_tokens} tokens needs {blocks} blocks of "
-            f"{pool.block_size}, the pool has {pool.num_blocks - 1} ({request.request_id!r})"
+        raise TooFewBlocks(
+            f"request {request.request_id!r}: a prompt of {request.num_prompt_tokens} tokens needs "
+            f"{blocks} blocks of {pool.block_size}, the pool has {pool.num_blocks - 1}"
         )
     if request.token_ids is None:
         request.pool = pool.add_hashed_request(

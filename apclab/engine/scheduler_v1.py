@@ -34,6 +34,7 @@ class SchedulerV1:
         self._executed = 0
         self._last_prefill: int | None = None
         self._drained = True
+        self._prompting: set[Request] = set()  # those with prompt left after their last step
         self._arrivals = 0
 
     def add(self, request: Request) -> None:
@@ -76,6 +77,7 @@ class SchedulerV1:
     def abort(self, request: Request) -> None:
         """End a request at once."""
         request.finish = "abort"
+        self._prompting.discard(request)
         self.pool.free(request.request_id)
         (self.running if request in self.running else self.waiting).remove(request)
 
@@ -115,7 +117,7 @@ class SchedulerV1:
             request = self.running[i]
             record = request.pool
             missing = record.num_tokens - record.num_computed_tokens
-            if held and missing > 1:
+            if held and request in self._prompting:
                 i += 1
                 continue
             n = min(missing, cap, budget)
@@ -145,6 +147,7 @@ class SchedulerV1:
     def _preempt(self, request: Request) -> None:
         self.pool.preempt(request.request_id)
         request.num_preemptions += 1
+        self._prompting.discard(request)
         self.running.remove(request)
         if isinstance(self.waiting, deque):
             self.waiting.appendleft(request)
@@ -199,14 +202,17 @@ class SchedulerV1:
             return False
         if self._executed - self._last_prefill >= self.config.prefill_schedule_interval:
             return False
-        return any(_missing(request) == 1 for request in self.running)
+        return any(request not in self._prompting for request in self.running)
 
     def _remember(self, plan: StepPlan, held: bool) -> None:
         if not plan.scheduled:
             return
-        # an admission that lacks one token is no prefill
-        if any(n > 1 or _missing(request) > 0 for request, n in plan.scheduled):
+        before = self._prompting
+        left = {request for request, _ in plan.scheduled if _missing(request) > 0}
+        # the last chunk of a prompt may be one token; an admission that lacks one is no prefill
+        if any(n > 1 or request in before or request in left for request, n in plan.scheduled):
             self._last_prefill = self._executed
+        self._prompting = left | before.difference(request for request, _ in plan.scheduled)
         if not held and not plan.preempted:
             self._drained = not self.waiting
         self._executed += 1

@@ -13,10 +13,10 @@ from apclab.figures.style import Ladder, Panel, layout
 from apclab.figures.sweep import bandwidth_panel, time_panel
 from apclab.figures.titles import (
     bandwidth_title,
-    best_points,
     roofline_title,
     settings_text,
     time_title,
+    told_place,
 )
 
 HEIGHT = 820
@@ -108,13 +108,13 @@ def sweep_panels(
         ladder: the machine's measured read rates.
         xs: where the sweep puts points.
         num_layers: layers of the model.
-        settings: workload fields and block_size, for the line that says what was held fixed.
+        settings: workload fields and block_size: what was held fixed, and which point was asked.
     """
     measured, saved = lines(frame, x, view, num_layers), lines(overlay, x, view, num_layers)
     # rates and reuse are those of one layer in the middle step, whatever the view
     rates, saved_rates = lines(frame, x), lines(overlay, x)
-    points, given = best_points(rates), settings_text(settings, x)
-    title = time_title(best_points(measured), x)
+    told, given = told_place(rates, x, settings[x]), settings_text(settings, x)
+    title = time_title(told_place(measured, x, settings[x]))
     if len(frame) and not measured:
         title = "first and last step are missing:<br>press Run to measure them"
     return {
@@ -125,9 +125,9 @@ def sweep_panels(
             x,
             saved=saved_rates,
             xs=xs,
-            title=bandwidth_title(points),
+            title=bandwidth_title(told),
         ),
         "roofline": roofline_panel(
-            rates, published, ladder, saved=saved_rates, title=roofline_title(points)
+            rates, published, ladder, saved=saved_rates, title=roofline_title(told)
         ),
     }

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from apclab.figures.style import CASES, bytes_text, significant
-from apclab.results import decode_times
+from apclab.results import SAME_PRIVATE, Point, decode_times, pooled
 
 # column of the records that may be an axis -> its title
 X_AXES = {
@@ -42,6 +42,11 @@ class Line(NamedTuple):
     relative: list[float]  # logical GB/s / DRAM GB/s of the device, NaN when that is unknown
     hover: list[str]
 
+    def points(self) -> list[Point]:
+        """What `results` compares, one an x."""
+        columns = (self.low, self.middle, self.high, self.gb_per_s, self.reuse, self.relative)
+        return [Point(self.case, *values) for values in zip(*columns, strict=True)]
+
 
 def check_axes(x: str, view: str = "layer") -> None:
     """Refuse an unknown axis or view by a ValueError that lists the known ones."""
@@ -57,7 +62,8 @@ def lines(
     """Split measured records into lines, one a case and sweep, in the order of the cases.
 
     Of records that agree in everything but their times, the newest counts; those without a
-    value of `x` are left out.
+    value of `x` are left out. Where `x` changes nothing in the work of `private`, its points are
+    one measurement, and its line is flat; hover has what each of them measured.
 
     Args:
         frame: one row a record, as `results.frame` makes it; may be empty.
@@ -92,19 +98,18 @@ def lines(
 
 
 def _line(case: str, rows: pd.DataFrame, x: str) -> Line:
-    def floats(column: str) -> list[float]:
-        return [float(value) for value in rows[column]]
-
+    columns = ("p20", "p50", "p80", "gb_per_s", "x", "y")
+    points = [
+        Point(case, *values)
+        for values in zip(*(map(float, rows[column]) for column in columns), strict=True)
+    ]
+    hover = [_hover(row) for row in rows.to_dict("records")]
+    if case == "private" and x in SAME_PRIVATE and len(points) > 1:
+        points = pooled(points)
+        hover = [f"{text}<br>drawn: what all {len(points)} points measured" for text in hover]
+    _, low, middle, high, gb_per_s, reuse, relative = map(list, zip(*points, strict=True))
     return Line(
-        case=case,
-        x=floats(x),
-        low=floats("p20"),
-        middle=floats("p50"),
-        high=floats("p80"),
-        gb_per_s=floats("gb_per_s"),
-        reuse=floats("x"),
-        relative=floats("y"),
-        hover=[_hover(row) for row in rows.to_dict("records")],
+        case, list(map(float, rows[x])), low, middle, high, gb_per_s, reuse, relative, hover
     )
 
 

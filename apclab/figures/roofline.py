@@ -22,7 +22,8 @@ from apclab.figures.style import (
     small,
     times,
 )
-from apclab.figures.titles import best_points, roofline_title
+from apclab.figures.titles import roofline_title, told_place
+from apclab.results import plain_read
 
 # cascade and shared often lie at one place
 _NAME_AT = {"private": "bottom right", "shared": "middle right", "cascade": "top right"}
@@ -33,20 +34,24 @@ def reuse_roofline(
     published: pd.DataFrame | None = None,
     *,
     ladder: Ladder = (),
+    asked: float | None = None,
     theme: str = "auto",
 ) -> go.Figure:
-    """Draw measured and published cases over the roof min(reuse, cache rate / DRAM rate).
+    """Draw measured and published cases under the roof: reuse times the rate of DRAM.
 
-    A point above 1 read more bytes a second than DRAM can deliver: a cache served the rest.
+    A point above 1 read more bytes a second than DRAM can deliver: a cache served the rest. What
+    a plain read of the last-level cache gives is drawn as a measure; a kernel that finds its
+    blocks in a nearer cache, or in registers as cascade does, gets more.
 
     Args:
         frame: one row a record, as `results.frame` makes it.
         published: one row a published case, as `results.published` makes it.
-        ladder: the machine's levels, for the flat part of the roof.
+        ladder: the machine's levels, for the plain read of its cache.
+        asked: the cache hit that the title speaks of; None takes the median gain.
         theme: "auto", "light" or "dark".
     """
     measured = lines(frame, "cache_hit")
-    title = roofline_title(best_points(measured))
+    title = roofline_title(told_place(measured, "cache_hit", asked))
     return alone(roofline_panel(measured, published, ladder, title=title), theme)
 
 
@@ -58,16 +63,18 @@ def roofline_panel(
     saved: Iterable[Line] = (),
     title: str = "",
 ) -> Panel:
-    """The same as one panel of a page; roof, published, seed, saved, one trace a case."""
+    """The same as one panel of a page; roof, plain read, published, seed, saved, the cases."""
     measured, saved = _placed(measured), _placed(saved)
     hollow = _published(published)
     seed = _unknown_reuse(published)
     found = [*measured, *saved]
-    reuses = [1.0, *(value for line in found for value in line.reuse), *hollow["x"], *seed["x"]]
-    heights = [1.0, *(value for line in found for value in line.relative), *hollow["y"]]
+    cache = plain_read(ladder)
+    least = cache[1] if cache else 1.0  # so that it is in the picture
+    reuses = [least, *(value for line in found for value in line.reuse), *hollow["x"], *seed["x"]]
+    heights = [1.0, least, *(value for line in found for value in line.relative), *hollow["y"]]
     widest = 1.6 * max(reuses)
     # later traces lie on top
-    traces = [_roof(ladder, widest), hollow, seed, _saved(saved)]
+    traces = [_roof(widest), _plain_read(cache, widest), hollow, seed, _saved(saved)]
     traces += [_case(case, measured) for case in CASES]
     return Panel(
         traces,
@@ -174,35 +181,32 @@ def _unknown_reuse(published: pd.DataFrame | None) -> dict[str, Any]:
     }
 
 
-def _roof(ladder: Ladder, widest: float) -> dict[str, Any]:
-    """The roof of this machine; without a ladder only its slope is known."""
-    ratio = _cache_to_dram(ladder)
-    corner = widest if ratio is None else min(max(ratio, 1.0), widest)
-    xs = [0.8, 1.0, corner, widest]
-    words = f"cache {times(corner)} DRAM" if ratio else NO_TEXT
-    # above the corner nothing is measured; where the corner is too far right, below the end
-    at_corner = 8 * corner < widest
+def _roof(widest: float) -> dict[str, Any]:
+    """A cold call can be no faster than DRAM delivers each distinct byte once."""
     return {
         "type": "scatter",
-        "x": xs,
-        "y": [min(x, corner) for x in xs],
-        "mode": "lines+text",
+        "x": [0.8, widest],
+        "y": [0.8, widest],
+        "mode": "lines",
         "line": {"color": GREY, "width": 1.5},
-        "text": [*[NO_TEXT] * 2, *([words, NO_TEXT] if at_corner else [NO_TEXT, words])],
-        "textposition": "top right" if at_corner else "bottom left",
-        "textfont": {"size": 11},
         "hoverinfo": "skip",
     }
 
 
-def _cache_to_dram(ladder: Ladder) -> float | None:
-    """Rate of the last-level cache in units of the DRAM rate."""
-    dram = [rung["gb_per_s"] for rung in ladder if rung["level"] == "DRAM"]
-    caches = [rung for rung in ladder if rung["level"] != "DRAM"]
-    if not dram or not caches:
-        return None
-    last = max(caches, key=lambda rung: rung["footprint_bytes"])
-    return float(last["gb_per_s"] / dram[0])
+def _plain_read(cache: tuple[str, float] | None, widest: float) -> dict[str, Any]:
+    """The rate of a plain read of the last-level cache, from the roof to the right."""
+    level, ratio = cache or ("", 0.0)
+    return {
+        "type": "scatter",
+        "x": [ratio, widest] if cache else [],
+        "y": [ratio, ratio] if cache else [],
+        "mode": "lines+text",
+        "line": {"color": GREY, "width": 1, "dash": "dash"},
+        "text": [NO_TEXT, f"plain read of {level}: {times(ratio)}"] if cache else [],
+        "textposition": "bottom left",
+        "textfont": {"size": 11},
+        "hoverinfo": "skip",
+    }
 
 
 def _source(row: dict[Any, Any]) -> str:

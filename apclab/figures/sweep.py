@@ -23,7 +23,7 @@ from apclab.figures.style import (
     small,
     translucent,
 )
-from apclab.figures.titles import bandwidth_title, best_points, time_title
+from apclab.figures.titles import bandwidth_title, time_title, told_place
 
 _RUNGS = 4  # levels of a ladder that are drawn
 _LABEL_ROOM = 0.24  # of the x axis, right of the last point
@@ -35,6 +35,7 @@ def decode_time(
     view: str = "layer",
     *,
     num_layers: int | None = None,
+    asked: float | None = None,
     theme: str = "auto",
 ) -> go.Figure:
     """Draw the time of each case against `x`: the median, with a band from p20 to p80.
@@ -44,18 +45,24 @@ def decode_time(
         x: column along the x axis: cache_hit, batch, input_len, prefix_groups or block_size.
         view: "layer" (µs), "token" (all layers, ms) or "output" (all layers and tokens, ms).
         num_layers: layers of the model; wanted for "token" and "output".
+        asked: the value of `x` that the title speaks of; None takes the median gain.
         theme: "auto", "light" or "dark".
 
     Raises:
         ValueError: an unknown x, view or theme, or num_layers missing.
     """
     measured = lines(frame, x, view, num_layers)
-    title = time_title(best_points(measured), x)
+    title = time_title(told_place(measured, x, asked))
     return alone(time_panel(measured, x, view, title=title), theme)
 
 
 def bandwidth(
-    frame: pd.DataFrame, ladder: Ladder, x: str = "cache_hit", *, theme: str = "auto"
+    frame: pd.DataFrame,
+    ladder: Ladder,
+    x: str = "cache_hit",
+    *,
+    asked: float | None = None,
+    theme: str = "auto",
 ) -> go.Figure:
     """Draw the logical GB/s of each case against `x`, over the machine's measured read rates.
 
@@ -63,10 +70,11 @@ def bandwidth(
         frame: one row a record, as `results.frame` makes it.
         ladder: the machine's levels, each with `level` and `gb_per_s`, from `record["device"]`.
         x: column along the x axis, as in `decode_time`.
+        asked: as in `decode_time`.
         theme: "auto", "light" or "dark".
     """
     measured = lines(frame, x)
-    title = bandwidth_title(best_points(measured))
+    title = bandwidth_title(told_place(measured, x, asked))
     return alone(bandwidth_panel(measured, ladder, x, title=title), theme)
 
 

@@ -1,4 +1,4 @@
-"""Titles that state what a sweep found. Compares lines, draws nothing."""
+"""Titles that state what a sweep found. What may be said is decided in `results`; draws nothing."""
 
 import math
 from collections.abc import Sequence
@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 from apclab.figures.points import Line
 from apclab.figures.style import significant, times
+from apclab.results import SAME_PRIVATE, Gain, Point, floor_of, middle_of
 
-# a difference of medians below this is not claimed, as in the sentence of `results`
-_SAME = 0.02
 _SETTING_WORDS = {
     "batch": "batch {:g}",
     "input_len": "{:g} in",
@@ -19,93 +18,109 @@ _SETTING_WORDS = {
 }
 
 
-class Point(NamedTuple):
-    """One case at one place of the x axis."""
+class Told(NamedTuple):
+    """The place of a sweep that its titles speak of."""
 
-    case: str
-    x: float
-    low: float
-    middle: float
-    high: float
-    gb_per_s: float
-    reuse: float
-    relative: float
+    place: str  # in words
+    points: list[Point]  # in the order of the cases
+    floor: float  # see `results.floor_of`
+    median: tuple[float, float] | None  # range over all places, where nobody asked for one
+
+    def gain(self, base: int, other: int) -> Gain:
+        """Of two of its points."""
+        return Gain(self.points[base], self.points[other], self.floor)
 
 
-def best_points(measured: Sequence[Line]) -> list[Point]:
-    """The points of all cases at the place where the second case gains most over the first one.
+def told_place(measured: Sequence[Line], x: str, asked: float | None = None) -> Told | None:
+    """The place that was asked for, else the one where the second case has its median gain.
 
-    A gain counts where the ranges of the two are apart; if that is nowhere, anywhere.
+    Args:
+        measured: lines of a sweep; of several sweeps the last one counts.
+        x: what runs along the x axis.
+        asked: a value of x.
+
+    Returns:
+        None without a point.
     """
-    places = [_points(measured, x) for x in (measured[-1].x if measured else [])]
-    pairs = [points for points in places if len(points) > 1]
-    clear = [points for points in pairs if _gain(points) > 1 and _apart(points)]
-    # without a second case there is no gain: take the last point
-    return max(clear or pairs, key=_gain, default=places[-1] if places else [])
+    last = {line.case: dict(zip(line.x, line.points(), strict=True)) for line in measured}
+    places = {
+        value: {case: points[value] for case, points in last.items() if value in points}
+        for value in sorted({value for points in last.values() for value in points})
+    }
+    # a place with one case compares nothing
+    most = max((min(len(cases), 2) for cases in places.values()), default=0)
+    places = {value: cases for value, cases in places.items() if len(cases) >= most}
+    if not places:
+        return None
+    of_all = floor_of(list(places.values()))
+    floors = [of_all if x in SAME_PRIVATE else floor_of([cases]) for cases in places.values()]
+    here = [
+        Told(_SETTING_WORDS[x].format(value), list(cases.values()), floor, None)
+        for (value, cases), floor in zip(places.items(), floors, strict=True)
+    ]
+    if asked in places:
+        return here[list(places).index(asked)]
+    if most < 2:
+        return here[-1]
+    gains = [told.gain(0, 1) for told in here]
+    ratios = [gain.ratio for gain in gains]
+    spread = (min(ratios), max(ratios)) if len(here) > 1 else None
+    return here[middle_of(gains)]._replace(median=spread)
 
 
-def _points(measured: Sequence[Line], x: float) -> list[Point]:
-    found = []
-    for line in measured:
-        if x in line.x:
-            i = line.x.index(x)
-            found.append(Point(line.case, *(values[i] for values in line[1:8])))
-    return found
-
-
-def _gain(points: Sequence[Point]) -> float:
-    return points[0].middle / points[1].middle
-
-
-def _apart(points: Sequence[Point]) -> bool:
-    first, second = points[0], points[1]
-    return second.high < first.low or first.high < second.low
-
-
-def time_title(points: Sequence[Point], x: str) -> str:
+def time_title(told: Told | None) -> str:
     """How the second case compares with the first one, and the third; "" without a second."""
-    if len(points) < 2:
+    if told is None or len(told.points) < 2:
         return ""
-    first, second, gain = points[0], points[1], _gain(points)
-    third = points[-1]
-    beside = _apart(points[1:]) and abs(_gain(points[1:]) - 1) >= _SAME if points[2:] else False
-    if not _apart(points) or abs(gain - 1) < _SAME:
-        if beside:
-            ratio = times(first.middle / third.middle)
-            return f"{second.case} and {first.case} take the<br>same time, {third.case} {ratio}"
-        return f"{second.case} and {first.case} take<br>the same time within noise"
-    if gain < 1:
-        return f"{second.case} is nowhere faster<br>than {first.case}"
-    place = _SETTING_WORDS[x].format(second.x)
-    if beside:
-        ratio = times(first.middle / third.middle)
-        return f"{second.case} is {times(gain)} faster, {third.case}<br>{ratio}, at {place}"
-    return f"{second.case} is {times(gain)} faster<br>than {first.case} at {place}"
+    first, second, *third = (point.case for point in told.points)
+    gain = told.gain(0, 1)
+    place = f"at {told.place}"
+    if told.median:
+        low, high = map(times, told.median)
+        place += f" (median of {low} to {high})"
+    if gain.same_work:
+        noise = f", {_apart(gain)} is noise" if gain.verdict == "unclear" else ""
+        return f"no block is shared {place}:<br>{second} is the same work{noise}"
+    beside = ""
+    if third and told.gain(1, 2).verdict in ("faster", "slower"):
+        beside = f", {third[0]} {times(told.gain(0, 2).ratio)}"
+    match gain.verdict:
+        case "faster" if beside:
+            return f"{second} is {times(gain.ratio)} faster{beside},<br>{place}"
+        case "faster":
+            return f"{second} is {times(gain.ratio)} faster<br>than {first} {place}"
+        case "slower":
+            return f"{second} is {times(1 / gain.ratio)} slower<br>than {first} {place}{beside}"
+        case "same":
+            return f"{second} and {first} take the<br>same time {place}{beside}"
+    return f"{_apart(gain)} between {second} and {first} {place}<br>is noise: this machine was busy"
 
 
-def bandwidth_title(points: Sequence[Point]) -> str:
+def _apart(gain: Gain) -> str:
+    return times(max(gain.ratio, 1 / gain.ratio))
+
+
+def bandwidth_title(told: Told | None) -> str:
     """The highest rate in units of the DRAM rate; "" when there is none."""
-    if not points:
+    if told is None:
         return ""
-    best = max(points, key=lambda point: point.gb_per_s)
+    best = max(told.points, key=lambda point: point.gb_per_s)
     rate = f"{best.case} reads {significant(best.gb_per_s)} GB/s"
-    if math.isnan(best.relative):
+    if math.isnan(best.y):
         return rate
-    return f"{rate},<br>{times(best.relative)} what DRAM delivers"
+    return f"{rate},<br>{times(best.y)} what DRAM delivers"
 
 
-def roofline_title(points: Sequence[Point]) -> str:
+def roofline_title(told: Told | None) -> str:
     """What reuse allowed and what came; "" when nothing was measured."""
-    if not points:
+    if told is None:
         return ""
-    best = max(points, key=lambda point: point.reuse)
-    if math.isnan(best.relative):
+    best = max(told.points, key=lambda point: point.x)
+    if math.isnan(best.y):
         return "the DRAM rate is unknown:<br>no place for these points"
-    if best.reuse < 1.05:
-        return f"no reuse: {best.case} gets<br>{times(best.relative)} the DRAM rate"
-    return (
-        f"reuse {significant(best.reuse)}: {best.case} gets<br>{times(best.relative)} the DRAM rate"
-    )
+    if best.x < 1.05:
+        return f"no reuse: {best.case} gets<br>{times(best.y)} the DRAM rate"
+    return f"reuse {significant(best.x)}: {best.case} gets<br>{times(best.y)} the DRAM rate"
 
 
 def settings_text(values: dict[str, Any], x: str) -> str:

@@ -1,4 +1,4 @@
-"""What memory asks of a kernel and of a step, in formulas. Nothing is measured or compiled here."""
+"""What memory asks of a kernel, a step and a pool, in formulas. Nothing is measured here."""
 
 from apclab.memory_model.kernel import (
     LEAST_RATIO,
@@ -10,6 +10,7 @@ from apclab.memory_model.kernel import (
     kernel_table,
     occupancy,
 )
+from apclab.memory_model.pool import pool_blocks, pool_gb
 from apclab.memory_model.step import (
     StepRates,
     calibrated_rates,
@@ -29,5 +30,7 @@ __all__ = [
     "kernel_frame",
     "kernel_table",
     "occupancy",
+    "pool_blocks",
+    "pool_gb",
     "roofline_step",
 ]

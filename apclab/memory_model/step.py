@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from apclab import specs
+from apclab.arguments import instance, not_negative, truth, whole_number
 
 
 class StepRates(NamedTuple):
@@ -44,8 +45,11 @@ def device_rates(device: specs.Device, *, fixed_s: float = 0.0) -> StepRates:
         fixed_s: seconds of a step that nothing below explains (launches, sampling, scheduling).
 
     Raises:
-        ValueError: the row has no rate of products.
+        TypeError: device is no row, fixed_s no number.
+        ValueError: the row has no rate of products, or fixed_s is no time.
     """
+    instance("device", device, specs.Device, "a row of data/devices.csv")
+    fixed_s = not_negative("fixed_s", fixed_s)
     if device.half_tflops is None:
         raise ValueError(f"{device.name}: data/devices.csv has no half_tflops of it")
     cache = device.llc_gb_per_s
@@ -71,8 +75,10 @@ def calibrated_rates(
         fixed_s: seconds of a step besides its work.
 
     Raises:
-        ValueError: a probe is missing for this dtype.
+        TypeError: fixed_s is no number.
+        ValueError: a probe is missing for this dtype, or fixed_s is no time.
     """
+    fixed_s = not_negative("fixed_s", fixed_s)
     found: dict[str, Mapping[str, Any]] = {}
     for record in records:
         if record["model"]["dtype"] == dtype:
@@ -117,8 +123,13 @@ def roofline_step(
         A function of `engine.StepWork` that returns seconds.
 
     Raises:
+        TypeError: an argument is of another type.
         ValueError: only the attention's shape of the model is known, or another dtype.
     """
+    instance("model", model, specs.ModelShape, "a ModelShape")
+    instance("rates", rates, StepRates, "StepRates")
+    whole_number("block_size", block_size, 1)
+    truth("reuse", reuse)
     token_bytes = model.token_bytes(dtype) * model.num_layers
     head = model.hidden_size * model.vocab_size
     weights = model.num_weights

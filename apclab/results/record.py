@@ -108,6 +108,13 @@ def _is_rung(value: Any) -> bool:
     )
 
 
+def _is_advice(value: Any) -> bool:
+    match value:
+        case {"kernel": "paged" | "cascade", "saved_us": saved, "basis": str(), **rest}:
+            return _is_number(saved) and not rest
+    return value is None
+
+
 # dotted names are fields of nested objects; null is allowed only where the meaning says when
 RECORD_FIELDS: dict[str, Field] = {
     "schema": Field("version of this table", f"{SCHEMA}", lambda v: _is_int(v) and v == SCHEMA),
@@ -167,9 +174,7 @@ RECORD_FIELDS: dict[str, Field] = {
     "samples_us": Field(
         "time of each timed call, one layer, microseconds",
         "a list of at least one finite number > 0",
-        lambda value: (
-            isinstance(value, list) and bool(value) and all(_is_number(x) and x > 0 for x in value)
-        ),
+        lambda v: isinstance(v, list) and v != [] and all(_is_number(x) and x > 0 for x in v),
     ),
     "p20_us": _positive("20th percentile of the samples, microseconds"),
     "p50_us": _positive("median of the samples, microseconds"),
@@ -180,6 +185,11 @@ RECORD_FIELDS: dict[str, Field] = {
     "max_error": _number("largest absolute difference from the reference", 0),
     "error_bound": _number("what dtype and length allow that difference to be", 0),
     "checked": _text("what was compared, for instance 'all' or 'sample of 64 pairs'"),
+    "advice": Field(
+        "what the rule of cascade would take, and what that saves; null or absent without rates",
+        "{kernel: paged or cascade, saved_us: number, basis: text}, or null",
+        _is_advice,
+    ),
     "notes": Field(
         "anything a reader must know",
         "a list of texts",
@@ -197,7 +207,9 @@ def validate(record: object) -> None:
     Raises:
         ValueError: naming the field, what it should be and what it is.
     """
-    flat = check_fields(record, RECORD_FIELDS)
+    # records that were made before there was advice have none
+    known = {"advice": None, **record} if isinstance(record, dict) else record
+    flat = check_fields(known, RECORD_FIELDS)
     check_percentiles(flat)
     _check_consistency(flat)
 
@@ -254,13 +266,9 @@ def check_percentiles(flat: Mapping[str, Any]) -> None:
     Raises:
         ValueError: they do not.
     """
-    low, p20, p50, p80, high = (
-        min(flat["samples_us"]) * (1 - _ROUNDING),
-        flat["p20_us"],
-        flat["p50_us"],
-        flat["p80_us"],
-        max(flat["samples_us"]) * (1 + _ROUNDING),
-    )
+    low, high = min(flat["samples_us"]), max(flat["samples_us"])
+    low, high = low * (1 - _ROUNDING), high * (1 + _ROUNDING)
+    p20, p50, p80 = (flat[name] for name in ("p20_us", "p50_us", "p80_us"))
     if not low <= p20 <= p50 <= p80 <= high:
         raise ValueError(
             f"p20_us, p50_us, p80_us must rise within the samples, got {p20}, {p50}, {p80}"

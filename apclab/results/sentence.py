@@ -1,185 +1,149 @@
 """The one sentence that says what records show. Words only: no table, no file, no figure."""
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from apclab.results.gain import Gain, Pair, middle_of
+from apclab.results.places import ASKED, Place, places_of
 from apclab.results.record import Record
 
-# a difference of medians below this is not claimed, however tight their ranges are
-_SAME = 0.02
-# what is asked of a point, in the order in which it is named; seq_len follows from the rest
-_ASKED = {
-    "cache_hit": "cache hit",
-    "prefix_groups": "prefix groups",
-    "batch": "batch",
-    "input_len": "input",
-    "output_len": "output",
-    "name": "model",
-    "dtype": "dtype",
-    "block_size": "block size",
-    "layout": "layout",
-    "backend": "backend",
-    "order": "order",
-    "l2": "l2",
-    "step": "step",
-    "primed": "primed",
-    "seed": "seed",
-    "threads": "threads",
-    "device": "device",
-    "commit": "commit",
-    "seq_len": "seq_len",
-}
+# which cases are compared: the first two that are there
+_PAIRS = (("private", "shared"), ("private", "cascade"), ("shared", "cascade"))
 
 
-class Pair(NamedTuple):
-    """Two cases of one point, and what they say."""
-
-    base: Record  # private, or shared where cascade is compared with it
-    other: Record
-    asked: dict[str, Any]
-
-    @property
-    def ratio(self) -> float:
-        """How many times faster `other` is."""
-        return float(self.base["p50_us"] / self.other["p50_us"])
-
-    @property
-    def bytes_ratio(self) -> float:
-        """How many times fewer distinct bytes `other` has."""
-        return float(self.base["distinct_bytes"] / self.other["distinct_bytes"])
-
-    @property
-    def overlap(self) -> bool:
-        """True where the ranges from p20 to p80 touch."""
-        return bool(
-            self.base["p20_us"] <= self.other["p80_us"]
-            and self.other["p20_us"] <= self.base["p80_us"]
-        )
-
-    @property
-    def noisy(self) -> bool:
-        """True where the ranges touch although the medians are far apart."""
-        return self.overlap and not 1 / 1.1 < self.ratio < 1.1
-
-    @property
-    def warm(self) -> bool:
-        """True where the cache was left as the call before had filled it."""
-        return bool(self.other["l2"] == "warm")
-
-    @property
-    def same(self) -> bool:
-        """True where neither can be called faster."""
-        return self.overlap or abs(self.ratio - 1) < _SAME
-
-
-def finding(records: Iterable[Record]) -> str:
+def finding(records: Iterable[Record], asked: Mapping[str, Any] | None = None) -> str:
     """Say in one sentence what the records show.
 
-    Records of one point (all that was asked is equal, only the case differs) are compared, the
-    last of each case. Of several points the one with the largest gain is told, and where it is.
+    Of several points the one that was asked for is told, else the median one, with the range over
+    all. Of each case of a point the last record counts; `private`, whose work does not depend on
+    what is shared, is one measurement over all points of a sweep.
 
     Args:
         records: valid ones, of any number of points; none is fine.
+        asked: which point is meant, for instance {"cache_hit": 1.0}.
 
     Returns:
-        The sentence. Cases whose p20-p80 ranges overlap are never called faster or slower.
+        The sentence, and one more on what the rule of cascade advised. A difference that is not
+        clear of the noise is never called faster or slower.
     """
-    points = _points(records)
-    if not points:
+    places = places_of(list(records))
+    if not places:
         return "nothing was measured yet."
-    for base, other in (("private", "shared"), ("private", "cascade"), ("shared", "cascade")):
-        pairs = [
-            Pair(cases[base], cases[other], asked)
-            for asked, cases in points
-            if base in cases and other in cases
-        ]
-        if pairs:
-            sentence = _over_points(pairs)
+    for base, other in _PAIRS:
+        there = [place for place in places if {base, other} <= place.records.keys()]
+        if there:
             break
     else:
-        return _alone(points)
-    if other == "shared":
-        sentence += _cascade_beside([cases for _, cases in points])
-    return f"{sentence}."
+        return _alone(places)
+    pairs = [place.pair(base, other) for place in there]
+    named = [i for i, place in enumerate(there) if asked and place.answers(asked)]
+    told = named[-1] if named else middle_of([pair.gain for pair in pairs])
+    where = _where(there, told, median=not named) if len(there) > 1 else ""
+    sentence = _compare(pairs[told], where) + (_over(pairs) if len(there) > 1 else "")
+    beside = None
+    if {"shared", "cascade"} <= there[told].records.keys():
+        beside = there[told].pair("shared", "cascade")
+    if beside and other == "shared":
+        sentence += f"; {_beside(beside)}"
+        if beside.gain.busy and not pairs[told].disturbed:
+            sentence += f", {_busy(beside)}"
+    return f"{sentence}.{_advice(beside)}"
 
 
-def _points(records: Iterable[Record]) -> list[tuple[dict[str, Any], dict[str, Record]]]:
-    points: dict[str, tuple[dict[str, Any], dict[str, Record]]] = {}
-    for record in records:
-        everything = {**record["workload"], **record["model"], **record}
-        asked = {name: everything[name] for name in _ASKED}
-        asked["device"] = record["device"]["name"]
-        _, cases = points.setdefault(repr(asked), (asked, {}))
-        cases[record["case"]] = record
-    return list(points.values())
-
-
-def _over_points(pairs: list[Pair]) -> str:
-    claims = [pair for pair in pairs if not pair.same]
-    low, high = (_times(pick(pair.ratio for pair in pairs)) for pick in (min, max))
-    spread = f"{low} to {high}" if low != high else low
-    if not claims:
-        # of points that all say "the same", the one that needs a reason most
-        told = max(pairs, key=lambda pair: (pair.noisy, pair.bytes_ratio))
-        return _compare_same(told, spread, " at each point" if len(pairs) > 1 else "")
-    best = max(claims, key=lambda pair: pair.ratio)
-    if len(pairs) == 1:
-        return _compare(best)
-    if best.ratio < 1:
-        ends = f"{spread} over {len(pairs)} points"
-        return f"{best.other['case']} is nowhere faster than {best.base['case']} ({ends})"
-    slower = sum(pair.ratio < 1 for pair in claims)
-    tail = f"; {slower} of {len(pairs)} points are slower" if slower else ""
-    return _compare(best, _where(best, pairs)) + tail
-
-
-def _where(best: Pair, pairs: list[Pair]) -> str:
-    varied = [name for name in _ASKED if len({repr(pair.asked[name]) for pair in pairs}) > 1]
+def _where(places: list[Place], told: int, *, median: bool) -> str:
+    varied = [name for name in ASKED if len({repr(place.asked[name]) for place in places}) > 1]
     # the length follows from what was asked, unless the steps were given as block tables
     named = [name for name in varied if name != "seq_len"] or varied
-    return "at " + ", ".join(f"{_ASKED[name]} {_plain(best.asked[name])}" for name in named)
+    point = ", ".join(f"{ASKED[name]} {_plain(places[told].asked[name])}" for name in named)
+    return f" at the median point ({point})" if median else f" at {point}"
 
 
-def _compare(pair: Pair, where: str = "") -> str:
-    other, base = pair.other["case"], pair.base["case"]
-    warm = " with a warm cache" if pair.warm else ""
-    if pair.ratio > 1:
-        upto, at = ("up to ", f" ({where})") if where else ("", "")
-        factor = f"{upto}{_factor(pair.ratio)}"
-        return f"{other} is {factor} faster than {base}{at}{warm}: {_why_faster(pair)}"
-    return f"{other} is {_factor(1 / pair.ratio)} slower than {base}{warm}: {_why_slower(pair)}"
+def _over(pairs: list[Pair]) -> str:
+    low, high = (_times(pick(pair.gain.ratio for pair in pairs)) for pick in (min, max))
+    noisy = sum(pair.gain.verdict == "unclear" for pair in pairs)
+    return (
+        f"; {low} at each of {len(pairs)} points"
+        if low == high
+        else f"; {low} to {high} over {len(pairs)} points"
+    ) + (f", {noisy} of them too noisy to say" if noisy else "")
 
 
-def _compare_same(pair: Pair, spread: str, where: str) -> str:
-    other, base = pair.other["case"], pair.base["case"]
-    warm = " with a warm cache" if pair.warm else ""
-    if pair.noisy:
+def _compare(pair: Pair, where: str) -> str:
+    other, base, gain = pair.other["case"], pair.base["case"], pair.gain
+    where += " with a warm cache" if pair.other["l2"] == "warm" else ""
+    match gain.verdict:
+        case "same":
+            busy = f"; {_allowed(gain)}, {_busy(pair)}" if gain.busy else ""
+            return (
+                f"{other} takes the same time as {base} within noise{where} "
+                f"({_times(gain.ratio)}{busy}): {_why_same(pair)}"
+            )
+        case "unclear" if gain.same_work:
+            return (
+                f"{other} and {base} are the same work{where}, as no block has a second reader: "
+                f"what is between their medians ({_times(gain.ratio)}) is noise, {_busy(pair)}"
+            )
+        case "unclear":
+            return f"{other} and {base} cannot be told apart{where}: {_why_unclear(pair)}"
+    faster = gain.verdict == "faster"
+    claim = f"{_factor(gain.ratio)} faster" if faster else f"{_factor(1 / gain.ratio)} slower"
+    busy = f" on a busy machine{_load(pair)}" if pair.crowded else ""
+    why = _why_faster(pair) if faster else _why_slower(pair)
+    return f"{other} is {claim} than {base}{where}{busy}: {why}"
+
+
+def _why_unclear(pair: Pair) -> str:
+    low, high = pair.gain.interval
+    medians = f"their medians differ ({_times(pair.gain.ratio)})"
+    if low <= 1 <= high:
         return (
-            f"{other} and {base} cannot be told apart{where}{warm}: their medians differ "
-            f"({spread}) but their p20-p80 ranges overlap; measure longer or on a quieter machine"
+            f"{medians} but their p20-p80 ranges overlap, {_busy(pair)}; measure longer or when "
+            "it is quiet"
         )
-    why = _why_same(pair)
-    return f"{other} takes the same time as {base} within noise{where}{warm} ({spread}): {why}"
+    return (
+        f"{medians}, but where no block is shared the same work differs, too "
+        f"({_times(pair.gain.floor)}), {_busy(pair)}"
+    )
+
+
+def _busy(pair: Pair) -> str:
+    return f"this machine was busy{_load(pair)}"
+
+
+def _load(pair: Pair) -> str:
+    if pair.load is None:
+        return ""
+    got = "" if pair.share is None else f", the process got {pair.share:.0%} of them"
+    return f" (load {pair.load[0]:.1f} on {pair.load[1]} cores{got})"
+
+
+def _allowed(gain: Gain) -> str:
+    low, high = gain.interval
+    return f"p20 to p80 allow {_times(low)} to {_times(high)}"
 
 
 def _why_same(pair: Pair) -> str:
-    if pair.bytes_ratio >= 1 + _SAME:
-        if pair.warm and _fits(pair.base):
+    match pair.cause:
+        case "same work" | "same bytes":
+            return _no_reader(pair)
+        case "both fit":
             return "both fit in the cache, so fewer distinct bytes change nothing"
-        share = _of_dram(pair.base)
-        limit = (
-            f"{pair.base['case']} asks for only {share:.0%} of what DRAM can give"
-            if share is not None and share < 0.5
-            else "DRAM is not what sets the time here"
-        )
-        return f"DRAM has to deliver only {_bytes(pair)}, but {limit}"
+        case "not dram":
+            return f"DRAM has to deliver only {_bytes(pair)}, but {_waits(pair)}"
+        case "busy":
+            return f"{_held(pair)}; with others on the machine no cause is named"
+    return f"DRAM has to deliver only {_bytes(pair)}, but DRAM is not what sets the time here"
+
+
+def _no_reader(pair: Pair) -> str:
     asked, hit, readers = (
         pair.other["workload"][name] for name in ("cache_hit", "realised_hit", "readers_mean")
     )
     saved = f"; the hit of {hit:.2f} saves prefill, not decode" if hit else ""
     if asked and hit == 0:
         saved = f"; the asked hit of {_plain(asked)} did not fill a block"
-    few = "no" if pair.bytes_ratio == 1 else "hardly a"
+    few = "no" if pair.gain.fewer == 1 else "hardly a"
     return (
         f"{few} block has a second reader (readers {readers:.2f}), so DRAM has to deliver "
         f"{_size(pair.base)} a layer to both{saved}"
@@ -187,25 +151,29 @@ def _why_same(pair: Pair) -> str:
 
 
 def _why_faster(pair: Pair) -> str:
-    if pair.bytes_ratio < 1 + _SAME:
-        return f"both read {_size(pair.base)} a layer, so sharing does not explain it"
-    if pair.warm:
-        if _fits(pair.other) and not _fits(pair.base):
+    fewer, point = _factor(pair.gain.fewer), pair.gain.other
+    held = _held(pair)
+    match pair.cause:
+        case "same bytes":
+            return f"both read {_size(pair.base)} a layer, so sharing does not explain it"
+        case "fits":
             return f"its {_size(pair.other)} a layer fit in the cache, {_size(pair.base)} do not"
-        return f"its distinct blocks hold {_bytes(pair)}"
-    fewer = _factor(pair.bytes_ratio)
-    if pair.ratio > 1.1 * pair.bytes_ratio:
-        return f"DRAM has to deliver {_bytes(pair)}, but that explains only {fewer}"
-    share, basis = _of_dram(pair.other), pair.other["device"]["dram_basis"]
+        case "warm" | "both fit":
+            return held
+        case "unknown":
+            return f"{held}; the rate of DRAM is unknown, so no cause is named"
+        case "busy":
+            return f"{held}; with others on the machine no cause is named"
+        case "not dram":
+            return f"{held}, but {_waits(pair)}, so the rate of DRAM is not the cause"
+        case "dram and more":
+            return f"DRAM has to deliver {_bytes(pair)}, but that explains only {fewer}"
+    basis = pair.other["device"]["dram_basis"]
     rate = "the DRAM spec" if basis == "spec" else "the measured DRAM rate"
-    beyond = (
-        f" ({pair.other['gb_per_s']:.0f} GB/s, {_factor(share)} {rate})"
-        if share is not None and share > 1
-        else ""
-    )
+    beyond = f" ({point.gb_per_s:.0f} GB/s, {_factor(point.y)} {rate})" if point.y > 1 else ""
     limit = (
         f"; {fewer} fewer bytes would allow more: cache or arithmetic is the limit now"
-        if pair.ratio < 0.5 * pair.bytes_ratio
+        if pair.gain.ratio < 0.5 * pair.gain.fewer
         else ""
     )
     source = "the cache serves the rest"
@@ -215,50 +183,66 @@ def _why_faster(pair: Pair) -> str:
 
 
 def _why_slower(pair: Pair) -> str:
-    if pair.bytes_ratio < 1 + _SAME:
+    if pair.cause == "same bytes":
         return f"both read {_size(pair.base)} a layer, so sharing does not explain it"
-    return f"its distinct blocks hold {_bytes(pair)}, so they are not what sets the time here"
+    return f"{_held(pair)}, so they are not what sets the time here"
 
 
-def _alone(points: list[tuple[dict[str, Any], dict[str, Record]]]) -> str:
-    cases = sorted({case for _, found in points for case in found})
+def _held(pair: Pair) -> str:
+    return f"its distinct blocks hold {_bytes(pair)}"
+
+
+def _waits(pair: Pair) -> str:
+    return f"{pair.base['case']} asks for only {pair.gain.base.y:.0%} of what DRAM can give"
+
+
+def _alone(places: list[Place]) -> str:
+    cases = sorted({case for place in places for case in place.records})
     if len(cases) > 1:
         return f"{' and '.join(cases)} were measured, but at no point both: nothing to compare."
-    if len(points) > 1:
-        return f"only {cases[0]} was measured, at {len(points)} points: nothing to compare."
-    (record,) = points[0][1].values()
-    share = _of_dram(record)
-    dram = "" if share is None else f", {share:.0%} of the DRAM rate"
+    if len(places) > 1:
+        return f"only {cases[0]} was measured, at {len(places)} points: nothing to compare."
+    (record,) = places[0].records.values()
+    (point,) = places[0].points.values()
+    dram = "" if math.isnan(point.y) else f", {point.y:.0%} of the DRAM rate"
     return (
         f"only {cases[0]} was measured: {record['p50_us']:.1f} us a layer, "
         f"{record['gb_per_s']:.0f} GB/s{dram}; nothing to compare."
     )
 
 
-def _cascade_beside(points: list[dict[str, Record]]) -> str:
-    pairs = [
-        Pair(cases["shared"], cases["cascade"], {})
-        for cases in points
-        if {"private", "shared", "cascade"} <= cases.keys()
-    ]
-    if not pairs:
+def _beside(pair: Pair) -> str:
+    """Cascade against shared, at the point that was told."""
+    ratio = pair.gain.ratio
+    match pair.gain.verdict:
+        case "same":
+            return f"cascade takes the same time as shared within noise ({_times(ratio)})"
+        case "faster":
+            return f"cascade is {_factor(ratio)} faster than shared"
+        case "slower":
+            return f"cascade is {_factor(1 / ratio)} slower than shared"
+    return (
+        f"cascade and shared cannot be told apart: what is between their medians ({_times(ratio)}) "
+        f"is less than the noise"
+    )
+
+
+def _advice(pair: Pair | None) -> str:
+    """What the rule of cascade would have taken, beside what was measured."""
+    advice = pair.other.get("advice") if pair else None
+    if pair is None or advice is None:
         return ""
-    best = max(pairs, key=lambda pair: pair.ratio)
-    if best.same:
-        return "; cascade takes the same time as shared within noise"
-    if best.ratio > 1:
-        upto = "up to " if len(pairs) > 1 else ""
-        return f"; cascade is {upto}{_factor(best.ratio)} faster than shared"
-    return f"; cascade is {_factor(1 / best.ratio)} slower than shared"
-
-
-def _fits(record: Record) -> bool:
-    return bool(record["distinct_bytes"] <= (record["device"]["llc_bytes"] or 0))
-
-
-def _of_dram(record: Record) -> float | None:
-    rate = record["device"]["dram_gb_per_s"]
-    return None if rate is None else float(record["gb_per_s"] / rate)
+    kernel = "the paged kernel" if advice["kernel"] == "paged" else "cascade"
+    match pair.gain.verdict:
+        case "faster":
+            measured = f"cascade {_factor(pair.gain.ratio)} faster"
+        case "slower":
+            measured = f"cascade {_factor(1 / pair.gain.ratio)} slower"
+        case "same":
+            measured = "the same time"
+        case _:
+            measured = "too noisy to say"
+    return f" The rule would take {kernel} ({advice['basis']}); measured: {measured}."
 
 
 def _bytes(pair: Pair) -> str:

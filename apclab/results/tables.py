@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from apclab import data_dir
+from apclab.arguments import instance
+from apclab.results.gain import dram_rates, point_of
 from apclab.results.record import Record
 from apclab.results.store import load, measured_dir
 
@@ -73,21 +75,19 @@ def frame(records: Iterable[Record]) -> "pd.DataFrame":
     """One row a record, flat columns; of zero records, the same columns and no row.
 
     Two columns are added, the place on the reuse roofline: `x` = logical_bytes / distinct_bytes
-    and `y` = gb_per_s / the device's DRAM rate (NaN where that is not known). A measured rate is a
-    ceiling, so all rows of one device and thread count are held against the highest of theirs.
+    and `y` = gb_per_s / the device's DRAM rate (NaN where that is not known; see `dram_rates`).
     """
     import pandas as pd
 
+    records = list(records)
     rows = [
         {name: _pick(record, where) for name, (where, _) in _COLUMNS.items()} for record in records
     ]
     table = pd.DataFrame(rows, columns=list(_COLUMNS))
     table = table.astype({name: dtype for name, (_, dtype) in _COLUMNS.items()})
-    table["x"] = table["logical_bytes"] / table["distinct_bytes"]
-    same = ["device", "threads", "dram_basis"]
-    ceiling = table.groupby(same, dropna=False)["dram_gb_per_s"].transform("max")
-    table["y"] = table["gb_per_s"] / ceiling.where(
-        table["dram_basis"] == "measured", table["dram_gb_per_s"]
+    points = map(point_of, records, dram_rates(records))
+    table[["x", "y"]] = pd.DataFrame(
+        [(point.x, point.y) for point in points], columns=["x", "y"], dtype="float64"
     )
     return table
 
@@ -129,6 +129,8 @@ def load_results(path: str | os.PathLike[str] | None = None) -> "pd.DataFrame":
     """
     if path is None and not measured_dir().exists():
         return frame([])  # nothing was saved yet
+    if path is not None:
+        instance("path", path, str | os.PathLike, "a path or None")
     records, problems = load(measured_dir() if path is None else path)
     if problems:
         warnings.warn("\n".join(problems), stacklevel=2)

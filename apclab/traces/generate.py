@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from apclab.arguments import fraction, positive, real, whole_number
 from apclab.traces.request import TraceRequest
 
 
@@ -40,32 +41,32 @@ def generate(
         seed: of the random numbers.
 
     Raises:
-        ValueError: an argument is out of range.
+        TypeError, ValueError: an argument is of another type, or out of range.
     """
-    _check(requests, cache_hit, groups, zipf, input_len, output_len, rate_per_s, block_size)
-    return _requests(
-        requests, cache_hit, groups, zipf, input_len, output_len, rate_per_s, block_size, seed
-    )
+    asked = (
+        requests, cache_hit, groups, zipf, input_len, output_len, rate_per_s, block_size, seed,
+    )  # fmt: skip
+    _check(*asked)
+    return _requests(*asked)
 
 
 def _check(
     requests: int, cache_hit: float, groups: int, zipf: float, input_len: int, output_len: int,
-    rate_per_s: float, block_size: int,
+    rate_per_s: float, block_size: int, seed: int,
 ) -> None:  # fmt: skip
     counts = {
-        "requests": requests, "groups": groups, "output_len": output_len, "block_size": block_size,
+        "requests": requests, "groups": groups, "input_len": input_len, "output_len": output_len,
+        "block_size": block_size,
     }  # fmt: skip
     for name, value in counts.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+        whole_number(name, value, 1)
+    whole_number("seed", seed, 0)
     if input_len < block_size:
-        raise ValueError(f"input_len must be at least a block of {block_size}, got {input_len}")
-    if not 0 <= cache_hit <= 1:
-        raise ValueError(f"cache_hit must be between 0 and 1, got {cache_hit}")
-    if not 0 <= zipf <= 10:
+        raise ValueError(f"input_len must be at least block_size, {block_size}, got {input_len}")
+    fraction("cache_hit", cache_hit)
+    if not 0 <= real("zipf", zipf) <= 10:
         raise ValueError(f"zipf must be between 0 and 10, got {zipf}")
-    if not 0 < rate_per_s < float("inf"):
-        raise ValueError(f"rate_per_s must be above 0, got {rate_per_s}")
+    positive("rate_per_s", rate_per_s)
 
 
 def _requests(

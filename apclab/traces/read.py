@@ -1,45 +1,92 @@
 """Opens a trace, finds out which format it has, and gives its requests one after another."""
 
-import heapq
-import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from itertools import takewhile
+from os import PathLike
 from pathlib import Path
 
-from apclab.traces import formats
-from apclab.traces.lines import head, lines, whole_file
+from apclab.arguments import instance, one_of, truth, whole_number
+from apclab.traces import hashed, tables, tokens, turns
+from apclab.traces.detect import CUT_HERE, FORMATS, block_size_of, format_of, refuse_text
+from apclab.traces.lines import Source
+from apclab.traces.reading import Reading
 from apclab.traces.request import TraceError, TraceRequest, parse_object
 
-FORMATS = ("mooncake", "bailian", "azure", "kv-cache-tester", "lengths")
-_BLOCK_SIZES = {"mooncake": 512, "bailian": 16}
+_Line = Callable[[bytes, Reading], Iterable[TraceRequest]]
+_LINES: dict[str, _Line] = {
+    "mooncake": hashed.mooncake,
+    "bailian": hashed.bailian,
+    "dynamo": hashed.dynamo,
+    "sglang": tokens.token_trace,
+    "llmservingsim": tokens.llmservingsim,
+    "tracelab": turns.tracelab,
+    "trie": turns.trie,
+    "azure": tables.azure,
+    "burstgpt": tables.burstgpt,
+    "lengths": tables.lengths,
+    "vllm-custom": tokens.vllm_custom,
+    "prompts": tokens.prompts,
+}
+# told by session, or when a request has ended: they are sorted by arrival
+_HELD = ("dynamo", "sglang", "tracelab", "trie", "kv-cache-tester")
+# times of the day, or since 1970
+_ABSOLUTE = ("dynamo", "sglang", "tracelab")
 MOST_PROBLEMS = 20  # kept in words; the rest is counted
+MOST_BYTES = 2**32
+# of a request that is held, and of an id of it: the tuple, its place in the file, a Python integer
+REQUEST_BYTES, ID_BYTES = 450, 50
+
+_Found = tuple[str, TraceRequest | TraceError]
 
 
 @dataclass(eq=False)
 class Trace:
     """A trace on disk: iterate over it for its requests, as often as wanted.
 
-    Line formats are read as a stream; sessions of kv-cache-tester are merged by time, so all of
-    them are held while they are read.
+    Most line formats are read as a stream; sessions are merged by time, so all of them are held
+    while they are read.
 
     Attributes:
         path: file, or folder of kv-cache-tester sessions.
         format: one of FORMATS.
         block_size: tokens of a block that an id names; None where the trace has lengths only.
+        files: it, or what lies in the folder: each with what it holds, or why it cannot be read.
         skip_bad: leave bad lines (or sessions) out instead of raising.
         limit: requests to read at most; None reads all.
+        as_lengths: forget what prompts share.
+        sorts: whether requests stand there in another order than they arrive in.
+        most_bytes: memory that requests which are held may take.
+        cancelled: asked at each request that is read; once true, the reading ends.
         skipped: how many were left out in the last reading.
         problems: the first of them in words.
+        notes: what to know of how it was read the last time, and how often that was so.
     """
 
     path: Path
     format: str
     block_size: int | None
+    files: list[tuple[Path, Source | TraceError]]
     skip_bad: bool = False
     limit: int | None = None
+    as_lengths: bool = False
+    sorts: bool = False
+    most_bytes: int = MOST_BYTES
+    cancelled: Callable[[], bool] | None = None
     skipped: int = 0
     problems: list[str] = field(default_factory=list)
+    notes: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def cut_here(self) -> bool:
+        """Whether blocks are made while it is read, so that `block_size` may be set to any."""
+        return self.format in CUT_HERE
+
+    @property
+    def unit(self) -> str:
+        """What lengths are counted in, "tokens", or "bytes" after text was read."""
+        return "bytes" if tokens.BYTES in self.notes else "tokens"
 
     def __iter__(self) -> Iterator[TraceRequest]:
         """The requests by arrival.
@@ -47,11 +94,14 @@ class Trace:
         Raises:
             TraceError: a line is bad and `skip_bad` is off, or the trace holds no request at all.
         """
-        self.skipped, self.problems = 0, []
+        return (request for _, request in self.located())
+
+    def located(self) -> Iterator[tuple[str, TraceRequest]]:
+        """Where each request stands, in words that no other one has, and the request."""
+        reading = Reading(self.block_size or 1)
+        self.skipped, self.problems, self.notes = 0, [], reading.notes
         last_s, count = 0.0, 0
-        for where, found in self._found():
-            if self.limit is not None and count >= self.limit:
-                return
+        for where, found in self._found(reading):
             if isinstance(found, TraceRequest) and found.arrival_s < last_s:
                 found = TraceError(
                     f"arrives at {found.arrival_s:g} s, before the request above "
@@ -61,9 +111,20 @@ class Trace:
                 self._refuse(f"{where}: {found}")
                 continue
             last_s, count = found.arrival_s, count + 1
-            yield found
-        if not count:
+            yield where, found._replace(hash_ids=()) if self.as_lengths else found
+            if count == self.limit:
+                return
+        if not count and not self._is_cancelled():
             raise TraceError(f"{self.path}: no request in it ({self.skipped} bad ones skipped)")
+
+    def remarks(self) -> list[str]:
+        """What the reader of a result should know of the last reading, a line each."""
+        lines = [f"{note}: {count:,}" for note, count in self.notes.items()]
+        if self.skipped:
+            lines.append(
+                f"{self.skipped:,} bad lines or files skipped; the first: {self.problems[0]}"
+            )
+        return lines
 
     def _refuse(self, problem: str) -> None:
         if not self.skip_bad:
@@ -72,59 +133,73 @@ class Trace:
         if len(self.problems) < MOST_PROBLEMS:
             self.problems.append(problem)
 
-    def _found(self) -> Iterator[tuple[str, TraceRequest | TraceError]]:
-        """Where, and the request or what is wrong with it."""
+    def _found(self, reading: Reading) -> Iterator[_Found]:
+        """Where, and the request or what is wrong with it, in order of arrival if that is ours."""
         if self.format == "kv-cache-tester":
-            yield from _sessions(self.path, self.block_size)
-            return
-        first: datetime | None = None
-        for number, text in lines(self.path):
-            where = f"{self.path}:{number}"
-            if isinstance(text, TraceError):
-                yield where, text
+            found = self._of_sessions(reading)
+        else:
+            found = self._of_lines(reading)
+        found = takewhile(lambda _: not self._is_cancelled(), found)
+        return self._sorted(found) if self.sorts else found
+
+    def _is_cancelled(self) -> bool:
+        return self.cancelled is not None and self.cancelled()
+
+    def _of_lines(self, reading: Reading) -> Iterator[_Found]:
+        parse = _LINES[self.format]
+        for file, source in self.files:
+            if isinstance(source, TraceError):
+                yield str(file), source
                 continue
-            if self.format == "azure" and text.strip() == formats.AZURE_HEADER:
-                continue
+            for number, text in source.lines():
+                where = f"{file}:{number}"
+                if isinstance(text, TraceError):
+                    yield where, text
+                    continue
+                try:
+                    for turn, request in enumerate(parse(text, reading)):
+                        yield (f"{where} turn {turn}" if turn else where), request
+                except TraceError as error:
+                    yield where, error
+
+    def _of_sessions(self, reading: Reading) -> Iterator[_Found]:
+        for number, (file, source) in enumerate(self.files):
             try:
-                match self.format:
-                    case "mooncake":
-                        request = formats.mooncake(text, self.block_size or 1)
-                    case "bailian":
-                        request = formats.bailian(text, self.block_size or 1)
-                    case "lengths":
-                        request = formats.lengths(text)
-                    case _:
-                        request, time = formats.azure(text, first)
-                        first = first or time
-                yield where, request
+                if isinstance(source, TraceError):
+                    raise source
+                session = parse_object(source.whole())
+                for place, request in turns.session_requests(session, number, reading):
+                    yield f"{file}: {place}", request
             except TraceError as error:
-                yield where, error
+                yield str(file), _bare(error, file)
+
+    def _sorted(self, found: Iterator[_Found]) -> Iterator[_Found]:
+        """The same by arrival; TraceError if they take too much memory together."""
+        good: list[tuple[str, TraceRequest]] = []
+        held = 0
+        for where, request in found:
+            if isinstance(request, TraceError):
+                yield where, request
+                continue
+            good.append((where, request))
+            held += REQUEST_BYTES + ID_BYTES * len(request.hash_ids)
+            if held > self.most_bytes:
+                raise TraceError(
+                    f"{where}: the {len(good):,} requests up to here take {held / 1e9:.3g} GB "
+                    f"({REQUEST_BYTES} bytes each and {ID_BYTES} an id) of the "
+                    f"{self.most_bytes / 1e9:.3g} they may; all must be held, as they do not stand "
+                    f"there by arrival: give fewer of them"
+                )
+        good.sort(key=lambda placed: placed[1].arrival_s)
+        first_s = good[0][1].arrival_s if good and self.format in _ABSOLUTE else 0.0
+        for where, request in good:
+            # a double holds Unix time to less than a microsecond
+            at = round(request.arrival_s - first_s, 6) if first_s else request.arrival_s
+            yield where, request._replace(arrival_s=at)
 
 
-def _sessions(
-    path: Path, block_size: int | None
-) -> Iterator[tuple[str, TraceRequest | TraceError]]:
-    bad: list[tuple[str, TraceError]] = []
-    sessions = []
-    for number, file in enumerate(_session_files(path)):
-        try:
-            session = parse_object(whole_file(file))
-            if (said := formats.session_block_size(session)) != block_size:
-                raise TraceError(f"block_size must be {block_size} in all sessions, got {said}")
-            requests = list(formats.session_requests(session, number))
-        except TraceError as error:
-            text = str(error).removeprefix(f"{file}: ")
-            bad.append((str(file), TraceError(text)))
-            continue
-        sessions.append([(str(file), request) for request in requests])
-    yield from bad
-    yield from heapq.merge(*sessions, key=lambda found: found[1].arrival_s)
-
-
-def _session_files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    return sorted(file for file in path.iterdir() if file.name.endswith((".json", ".json.gz")))
+def _bare(error: TraceError, file: Path) -> TraceError:
+    return TraceError(str(error).removeprefix(f"{file}: "))
 
 
 def read_trace(
@@ -134,67 +209,77 @@ def read_trace(
     block_size: int | None = None,
     skip_bad: bool = False,
     limit: int | None = None,
+    as_lengths: bool = False,
+    most_bytes: int = MOST_BYTES,
 ) -> Trace:
     """Open a request trace; its requests are read when it is iterated.
 
     Args:
-        path: a file of one of FORMATS, plain or gzipped, or a folder of kv-cache-tester sessions.
-        format: one of FORMATS; "auto" looks at the first line.
+        path: a file of one of FORMATS, plain or gzipped, a pipe of one (it is read here, and kept),
+            or a folder of kv-cache-tester sessions.
+        format: one of FORMATS; "auto" looks at the start. "prompts" must be asked for.
         block_size: tokens of a block; None takes what the trace says, or its format's usual one
-            (Mooncake 512, Bailian 16).
-        skip_bad: leave bad lines out and count them, instead of raising.
+            (Mooncake 512, Bailian and all that is cut into blocks here 16).
+        skip_bad: leave bad lines and files out and count them, instead of raising.
         limit: requests to read at most.
+        as_lengths: forget what prompts share; reads vLLM's custom dataset, too.
+        most_bytes: memory that requests may take where all are held, to be sorted by arrival.
 
     Raises:
         TraceError: the file cannot be read, or is of no known format.
+        TypeError: an argument is of another type.
         ValueError: an argument is out of range.
     """
-    path = Path(path)
-    if format not in ("auto", *FORMATS):
-        raise ValueError(f"format must be one of auto, {', '.join(FORMATS)}, got {format!r}")
+    path = Path(instance("path", path, str | PathLike, "a path"))
+    one_of("format", format, ("auto", *FORMATS))
+    truth("skip_bad", skip_bad)
     for name, value in (("block_size", block_size), ("limit", limit)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    first = _first_session(path) if path.is_dir() else path
-    start = head(first)
-    if not start:
-        raise TraceError(f"{first}: the file is empty")
-    if format == "auto":
-        format = _format_of(first, start)  # noqa: A001
-    if block_size is None:
-        block_size = _block_size_of(first, format, start)
-    return Trace(path, format, block_size, skip_bad, limit)
-
-
-def _first_session(folder: Path) -> Path:
-    files = _session_files(folder)
-    if not files:
-        raise TraceError(f"{folder}: a folder without .json files; name a file, or one of sessions")
-    return files[0]
-
-
-def _format_of(path: Path, start: bytes) -> str:
-    if start.startswith(b"{"):
-        if b'"input_length"' in start or b'"timestamp"' in start:
-            return "bailian" if b'"chat_id"' in start or b'"turn"' in start else "mooncake"
-        if b'"requests"' in start or start == b"{" or b'"hash_id_scope"' in start:
-            return "kv-cache-tester"
-    elif start.startswith(formats.AZURE_HEADER):
-        return "azure"
-    elif start.replace(b",", b"").replace(b"-", b"").isdigit() and start.count(b",") == 1:
-        return "lengths"
-    raise TraceError(
-        f"{path}:1: neither {', '.join(FORMATS)}; the file starts with {start[:60]!r} "
-        f"(name its format if that is a broken line)"
+        if value is not None:
+            whole_number(name, value, 1)
+    files = _files(path)
+    first: TraceError | None = None
+    for file, source in files:
+        try:
+            kind, start = _kind_of(source, format, as_lengths=as_lengths)
+            size = block_size or _size_of(source, kind, start)
+        except TraceError as error:
+            first = first or TraceError(f"{file}: {_bare(error, file)}")
+            if not skip_bad:
+                raise first from None
+            continue
+        sorts = kind in _HELD or (kind == "mooncake" and b'"session_id"' in start.splitlines()[0])
+        return Trace(path, kind, size, files, skip_bad, limit, as_lengths, sorts, most_bytes)
+    raise first or TraceError(
+        f"{path}: a folder without .json files; name a file, or one of sessions"
     )
 
 
-def _block_size_of(path: Path, format: str, start: bytes) -> int | None:  # noqa: A002
-    if format == "kv-cache-tester":
-        try:
-            return formats.session_block_size(parse_object(whole_file(path)))
-        except TraceError as error:
-            raise TraceError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
-    if format == "mooncake" and (said := re.search(rb'"block_size"\s*:\s*([1-9]\d{0,8})\b', start)):
-        return int(said[1])
-    return _BLOCK_SIZES.get(format)
+def _files(path: Path) -> list[tuple[Path, Source | TraceError]]:
+    if not path.is_dir():
+        return [(path, Source(path))]
+    found: list[tuple[Path, Source | TraceError]] = []
+    for file in sorted(path.iterdir()):
+        if file.name.endswith((".json", ".json.gz")):
+            try:
+                found.append((file, Source(file, pipes=False)))
+            except TraceError as error:
+                found.append((file, _bare(error, file)))
+    return found
+
+
+def _kind_of(source: Source | TraceError, name: str, *, as_lengths: bool) -> tuple[str, bytes]:
+    """The format, and the start of the file."""
+    if isinstance(source, TraceError):
+        raise source
+    start = source.head()
+    if not start:
+        raise TraceError("the file is empty")
+    if name == "auto":
+        refuse_text(name := format_of(start), as_lengths=as_lengths)
+    return name, start
+
+
+def _size_of(source: Source | TraceError, name: str, start: bytes) -> int | None:
+    if name == "kv-cache-tester" and isinstance(source, Source):
+        return turns.session_block_size(parse_object(source.whole()))
+    return block_size_of(name, start)

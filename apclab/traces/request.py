@@ -2,13 +2,11 @@
 
 import json
 import math
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-# more than any model's context; a length above is a broken file, not a long prompt
-MOST_TOKENS = 2**30
+# ten times the longest context on offer, 10 million; a length above is a broken file
+MOST_TOKENS = 2**27
 MOST_SECONDS = 1e10
-LARGEST_ID = 2**63 - 1
 
 
 class TraceError(ValueError):
@@ -23,7 +21,8 @@ class TraceRequest(NamedTuple):
         input_len: prompt tokens, at least 1.
         output_len: generated tokens, at least 0.
         hash_ids: one id a block of the prompt, the last one perhaps partial or left out; empty
-            where the trace knows lengths only. An id stands for its block and all before it.
+            where the trace knows lengths only. An id stands for its block and all before it, and
+            fits int64.
         session: conversation or agent the request belongs to, "" where the trace does not say.
     """
 
@@ -40,8 +39,16 @@ def parse_object(text: bytes) -> dict[str, Any]:
     Raises:
         TraceError: it is none.
     """
+    found = parse_json(text)
+    if not isinstance(found, dict):
+        raise TraceError(f"expected a JSON object, got {type(found).__name__}")
+    return found
+
+
+def parse_json(text: bytes) -> Any:
+    """What `parse_object` reads, of any kind."""
     try:
-        found = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_once)
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_once)
     except RecursionError:
         raise TraceError("nested too deeply for a request") from None
     except UnicodeDecodeError as error:
@@ -52,9 +59,6 @@ def parse_object(text: bytes) -> dict[str, Any]:
         raise
     except ValueError as error:  # Python refuses to read integers of thousands of digits
         raise TraceError(f"not JSON that can be read: {str(error).split(';')[0]}") from None
-    if not isinstance(found, dict):
-        raise TraceError(f"expected a JSON object, got {type(found).__name__}")
-    return found
 
 
 def _refuse_constant(name: str) -> None:
@@ -71,65 +75,60 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def whole(fields: dict[str, Any], name: str, least: int, most: int = MOST_TOKENS) -> int:
     """The integer under a name; TraceError if it is missing, no integer or out of range."""
-    value = _present(fields, name)
+    value = present(fields, name)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TraceError(f"{name} must be an integer, got {_shown(value)}")
+        raise TraceError(f"{name} must be an integer, got {shown(value)}")
     if not least <= value <= most:
-        raise TraceError(f"{name} must be between {least} and {most}, got {_shown(value)}")
+        raise TraceError(f"{name} must be between {least} and {most}, got {shown(value)}")
     return value
 
 
 def seconds(fields: dict[str, Any], name: str, unit_s: float = 1.0) -> float:
     """The time under a name, in seconds; TraceError if it is missing, negative or no time."""
-    value = _present(fields, name)
+    value = present(fields, name)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TraceError(f"{name} must be a number, got {_shown(value)}")
-    if not (0 <= value * unit_s <= MOST_SECONDS and math.isfinite(value)):
-        raise TraceError(f"{name} must be between 0 and {MOST_SECONDS / unit_s:g}, got {value!r}")
+        raise TraceError(f"{name} must be a number, got {shown(value)}")
+    most = MOST_SECONDS / unit_s
+    if not (0 <= value <= most and math.isfinite(value)):
+        raise TraceError(f"{name} must be between 0 and {most:g}, got {shown(value)}")
     return float(value) * unit_s
 
 
-def block_ids(
-    fields: dict[str, Any], name: str, input_len: int, block_size: int, largest: int = LARGEST_ID
-) -> tuple[int, ...]:
-    """The ids under a name, one a block of the prompt, with or without its partial last block.
-
-    Raises:
-        TraceError: they are no ids, too few or too many, or one stands there twice.
-    """
-    ids = _present(fields, name)
-    if not isinstance(ids, list):
-        raise TraceError(f"{name} must be a list of ids, got {_shown(ids)}")
-    full, blocks = input_len // block_size, -(-input_len // block_size)
-    if len(ids) not in (full, blocks):
-        wanted = str(full) if full == blocks else f"{full} or {blocks}"
-        raise TraceError(
-            f"{name} must hold {wanted} ids for {input_len} tokens in blocks of {block_size}, "
-            f"got {len(ids)}"
-        )
-    for value in ids:
-        if type(value) is not int or not 0 <= value <= largest:
-            raise TraceError(f"{name} must hold integers from 0 to {largest}, got {_shown(value)}")
-    if len(set(ids)) < len(ids):
-        twice = _first_twice(ids)
-        raise TraceError(f"{name} holds {twice} twice; an id stands for all before it, too")
-    return tuple(ids)
+def text_of(fields: dict[str, Any], name: str) -> str:
+    """The name of something under a name, "" where there is none."""
+    value = fields.get(name, "")
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise TraceError(f"{name} must be a name, got {shown(value)}")
+    return shown(value) if isinstance(value, int) else value[:200]
 
 
-def _first_twice(ids: Iterable[int]) -> int:
-    seen: set[int] = set()
-    return next(value for value in ids if value in seen or seen.add(value))  # type: ignore[func-returns-value]
+def list_of(fields: dict[str, Any], name: str) -> list[Any]:
+    """The list under a name; TraceError if it is missing or no list."""
+    value = present(fields, name)
+    if not isinstance(value, list):
+        raise TraceError(f"{name} must be a list, got {type(value).__name__}")
+    return value
 
 
-def _present(fields: dict[str, Any], name: str) -> Any:
+def present(fields: dict[str, Any], name: str) -> Any:
+    """The value under a name; TraceError if it is missing."""
     if name not in fields:
-        there = ", ".join(str(key)[:20] for key in list(fields)[:8]) or "nothing"
-        raise TraceError(f"{name} is missing; the object holds {there}")
+        raise TraceError(f"{name} is missing; the object holds {names_of(fields)}")
     return fields[name]
 
 
-def _shown(value: Any) -> str:
+def names_of(fields: dict[str, Any]) -> str:
+    """Names in an object, for a message."""
+    return ", ".join(str(key)[:20] for key in list(fields)[:8]) or "nothing"
+
+
+def shown(value: Any) -> str:
+    """A value in a message, never long."""
     if isinstance(value, int) and value.bit_length() > 100:
         return f"an integer of {value.bit_length()} bits"
-    text = repr(value) if not isinstance(value, list | dict) else type(value).__name__
+    text = repr(value[:60] if isinstance(value, str) else value)
+    if isinstance(value, list | dict):
+        text = type(value).__name__
     return text if len(text) <= 60 else f"{text[:57]}..."

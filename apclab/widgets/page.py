@@ -106,7 +106,10 @@ class Page:
         self, settings: Settings, records: Sequence[Record], overlay: pd.DataFrame, view: str
     ) -> dict[str, Panel]:
         told = [record for record in records if record["step"] == "mid"]
-        self.finding.value = f"<b>{html.escape(results.finding(told))}</b>" if told else ""
+        values = {name: getattr(settings.workload, name) for name in WORKLOAD_FIELDS}
+        values["block_size"] = settings.block_size
+        asked = {settings.x: values[settings.x]}
+        self.finding.value = f"<b>{html.escape(results.finding(told, asked))}</b>" if told else ""
         return figures.sweep_panels(
             results.frame(records),
             settings.x,
@@ -116,6 +119,5 @@ class Page:
             ladder=results.ladder(records),
             xs=settings.xs(),
             num_layers=settings.shape.num_layers,
-            settings={name: getattr(settings.workload, name) for name in WORKLOAD_FIELDS}
-            | {"block_size": settings.block_size},
+            settings=values,
         )

@@ -80,7 +80,7 @@ def test_engine_on_a_trace(mark: Mark) -> None:
     trace, _ = conversation()
 
     def seconds() -> Measured:
-        requests = list(trace_requests(trace, 512, 512))
+        requests = list(trace_requests(enumerate(trace), 512, 512))
         # 8B model: 131,072 bytes a token in bfloat16, 200 GB
         pool = BlockPool(200 * 10**9 // (131_072 * 512), block_size=512)
         # once: it takes seconds, and its bar is far away
