@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apclab import bench
-from apclab.attention import Comparison, compare
+from apclab import bench, data_dir
+from apclab.attention import Comparison, Launch, compare
 from apclab.bench import buffers, memory, peers, probes
 from apclab.bench.bound import Bound, fill
 from apclab.bench.how import How
@@ -199,10 +199,12 @@ def test_a_kernel_that_raises_when_it_runs_is_told() -> None:
     assert found["reason"] == "MemoryError: Exception from there: ... asked for 25 GB"
 
 
-def test_a_cascade_is_timed_or_says_why_not() -> None:
+def test_a_cascade_is_timed_and_names_its_own_kernel() -> None:
     (found,) = measured(Candidate("apclab cascade", (), 16, ours.bind_cascade))
     assert found["kernel"]["ours"]
-    assert found["status"] == "timed" or "cascade" in found["reason"]
+    assert (found["status"], found["reason"]) == ("timed", None)
+    paged = measured(OURS)[0]
+    assert len({found["kernel_sha256"], paged["kernel_sha256"], None}) == 3
 
 
 def test_kernels_of_one_pool_begin_at_different_layers() -> None:
@@ -278,7 +280,8 @@ def test_settings_are_checked() -> None:
 def made_up(name: str, p50_us: float | None, *, is_ours: bool = False, shared: int = 9) -> Record:
     """A valid record with a time that a test chose."""
     bound = filled(Setting(GROUPED, "float32", shared=3, batch=2, seq_len=100))
-    kernel = Kernel(name, "NHD", [], ours=is_ours)
+    launch = Launch(lambda: None, "cpu")
+    kernel = Kernel(name, "NHD", [launch], ours=is_ours)
     base = record.make_record(OURS, kernel, bound, probes.Ladder([], [], None), SMALL)
     base["share"] |= {"shared": shared, "entries": 19}
     if p50_us is None:
@@ -330,6 +333,18 @@ def test_the_file_and_the_tables(
     assert "fast │ 0.015" in said
     assert "gone: failed: ImportError" in said
     assert "0.75 │ >= 1 │ MISSED" in said
+
+
+def test_the_committed_records_load_and_meet_their_marks() -> None:
+    found, problems = load(data_dir() / "peers", kind="peer")
+    assert (len(found), problems) == (106, [])
+    assert all(mark.met for mark in peers.marks(found))
+    # the fields that the code of those commits ran are those of today's settings
+    for one in found:
+        setting = Setting(shared=one["share"]["shared"])
+        work = setting.step().workload
+        assert work is not None
+        assert {name: one["workload"][name] for name in vars(work)} == vars(work)
 
 
 def test_the_command_measures_and_appends(

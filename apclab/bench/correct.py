@@ -18,7 +18,7 @@ from apclab.attention import (
     plan_prefill,
     to_host,
 )
-from apclab.bench.here import cases_here
+from apclab.bench.how import CASES
 from apclab.bench.numbers import step_arrays, verdict
 from apclab.bench.step import decode_step
 from apclab.specs import ModelShape
@@ -50,7 +50,7 @@ class Check(NamedTuple):
 
 def checks(backend: str, *, dtypes: Sequence[str] = DTYPES) -> list[Check]:
     """What `check_kernel` can check of a backend, changing everything early on."""
-    cases = [case for case in cases_here(backend) if case != "private"]
+    cases = [case for case in CASES if case != "private"]
     cases.append("prefill")
     return [
         Check(backend, case, step, dtype, layout, order)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 import apclab
-from apclab.attention import Comparison, kernel_cache_note, kernel_sha256
+from apclab.attention import Comparison, Launch, kernel_cache_note, kernel_sha256
 from apclab.bench.bound import Bound
 from apclab.bench.how import How
 from apclab.bench.probes import Ladder
@@ -88,6 +88,11 @@ def speed(bound: Bound, case: str, seconds: list[float]) -> Record:
     return {**times, **read, "gb_per_s": read["logical_bytes"] / times["p50_us"] / 1e3}
 
 
+def digest_of(launch: Launch) -> str:
+    """Digest of the source of one of our kernels."""
+    return kernel_sha256(launch.backend, cascade=launch.ran == "cascade")
+
+
 def bytes_of(bound: Bound, case: str) -> dict[str, int]:
     """KV bytes that a call asks for, and those of its blocks, each counted once."""
     sharing = bound.tables[case].sharing()
@@ -103,10 +108,9 @@ def _case(
 ) -> Record:
     seed = bound.step.workload.seed if bound.step.workload else 0
     launch = bound.launches[case][0]
-    digest = kernel_sha256(launch.backend, cascade=launch.ran == "cascade")
     return common | {
         "case": case,
-        "kernel_sha256": digest,
+        "kernel_sha256": digest_of(launch),
         "notes": [*common["notes"], *([launch.why] if launch.why else [])],
         "placement": {"kind": "permuted", "seed": seed, "num_blocks": bound.memory.num_blocks},
         **speed(bound, case, seconds),

@@ -68,7 +68,7 @@ def _hello(settings: Settings) -> dict[str, Any]:
     return {
         "backend": how.backend,
         "kind": how.kind,
-        "cases": bench.cases_here(how.backend),
+        "cases": bench.CASES,
         "asked": f"{settings.model}, {settings.dtype}",
         **bench.describe(how.kind),
     }

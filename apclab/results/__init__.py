@@ -1,10 +1,11 @@
 """What a measurement is: its record, JSON Lines in and out, tables, the sentence. Nothing is timed.
 
-`record` and `kinds` define and check records, `store` writes and reads files of them, `tables`
-turns them into pandas tables; `gain` and `places` judge what they say of two cases, `sentence` puts
-that into words. Writing and judging records needs no pandas.
+`field`, `record` and `kinds` define and check records, `store` writes and reads files of them,
+`tables` turns them into pandas tables; `gain` and `places` judge what they say of two cases,
+`sentence` puts that into words. Writing and judging records needs no pandas.
 """
 
+from apclab.results.field import SCHEMA, Record
 from apclab.results.gain import (
     SAME_PRIVATE,
     Gain,
@@ -26,7 +27,7 @@ from apclab.results.kinds import (
     kind_of,
     validate,
 )
-from apclab.results.record import RECORD_FIELDS, SCHEMA, Record
+from apclab.results.record import RECORD_FIELDS
 from apclab.results.sentence import finding
 from apclab.results.store import append, destination, load, measured_dir
 from apclab.results.tables import decode_times, frame, ladder, load_results, published

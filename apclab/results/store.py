@@ -11,8 +11,8 @@ from datetime import datetime
 from pathlib import Path
 
 from apclab import data_dir
+from apclab.results.field import Record
 from apclab.results.kinds import kind_of, validate
-from apclab.results.record import Record
 
 if sys.platform != "win32":
     import fcntl

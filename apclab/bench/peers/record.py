@@ -10,7 +10,7 @@ from apclab.bench.bound import Bound
 from apclab.bench.peers.kernel import Candidate, Kernel
 from apclab.bench.peers.setting import Setting
 from apclab.bench.probes import Ladder
-from apclab.bench.record import of_step
+from apclab.bench.record import digest_of, of_step
 from apclab.results import Record
 
 # of a kernel that has not been checked or timed
@@ -42,7 +42,7 @@ def make_record(
         | dict.fromkeys(_EMPTY)
         | {
             "kind": "peer",
-            "kernel_sha256": common["kernel_sha256"] if ours else None,
+            "kernel_sha256": digest_of(kernel.launches[0]) if kernel and kernel.ours else None,
             "model": common["model"] | {"layout": kernel.layout if kernel else None},
             "kernel": {
                 "name": name,
