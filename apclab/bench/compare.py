@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from numpy.typing import NDArray
-
 from apclab.arguments import instance
 from apclab.attention import Comparison
 from apclab.bench.bound import Bound, ready, warm_up
@@ -20,8 +18,6 @@ from apclab.results import Record, unsettled
 from apclab.specs import ModelShape
 from apclab.specs import model as model_named
 from apclab.workload import Workload
-
-Array = NDArray[Any]
 
 
 def compare_decode(
