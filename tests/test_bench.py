@@ -18,6 +18,7 @@ from apclab.clock import Cancelled, interleave
 from apclab.results import finding, validate
 from apclab.specs import ModelShape
 from apclab.workload import ISSUE_4860, OWN_HISTORY, Workload
+from tests.marks.touch import measure_touch
 
 SMALL = ModelShape("small", num_layers=2, num_heads=4, num_kv_heads=2, head_size=64)
 QUICK: dict[str, Any] = {"budget_s": 0.0, "memory_limit": 2**26}
@@ -245,7 +246,7 @@ def test_a_ceiling_is_the_median_of_a_quiet_burst() -> None:
 
 def test_touch_is_timed_beside_the_kernel() -> None:
     step = bench.decode_step(Workload(batch=4, input_len=64, output_len=4))
-    timed = bench.measure_touch(step, SMALL, **QUICK)
+    timed = measure_touch(step, SMALL, cases=("private", "shared"), **QUICK)
     assert set(timed) == {"private", "shared"}
     assert all(len(v) >= 5 for case in timed.values() for v in case.values())
 

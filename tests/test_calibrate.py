@@ -145,7 +145,10 @@ def test_kinds_do_not_meet_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "guess"}, "kind must be one of calibration, campaign, or left out; got 'guess'"),
+        (
+            {"kind": "guess"},
+            "kind must be one of calibration, peer, campaign, or left out; got 'guess'",
+        ),
         ({"kind": None}, "kind must be one of calibration"),
         ({"kind": ["x"]}, "kind must be one of calibration"),
         ({"probe": "both"}, "probe must be one of distinct, shared, one_block, launch, product"),

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apclab.attention import compare
-from apclab.bench import buffers, peers
-from apclab.bench.peers import measure, openvino_cpu, ours, problem, record, torch_peers, vllm_cpu
-from apclab.bench.peers.kernel import Candidate, Kernel
-from apclab.bench.peers.problem import Problem, Setting, make_problem
+from apclab import bench, data_dir
+from apclab.attention import Comparison, Launch, compare
+from apclab.bench import buffers, memory, peers, probes
+from apclab.bench.bound import Bound, fill
+from apclab.bench.how import How
+from apclab.bench.peers import measure, openvino_cpu, ours, record, torch_peers, vllm_cpu
+from apclab.bench.peers.kernel import Candidate, Kernel, layers_of
+from apclab.bench.peers.setting import Setting, with_blocks_of
+from apclab.bench.record import speed
 from apclab.cli import peers as command
 from apclab.clock import Cancelled
-from apclab.results import Record, append, load, validate_peer
+from apclab.results import Record, append, load, validate
 from apclab.specs import ModelShape
 
 GROUPED = ModelShape("small", 1, 4, 2, 64)
@@ -29,17 +34,27 @@ GATHER = Candidate("torch gather + SDPA", ("torch",), 16, torch_peers.bind_gathe
 @pytest.fixture(autouse=True)
 def _small_cache(monkeypatch: pytest.MonkeyPatch) -> Any:
     tiny = {"name": "test", "cores": 2, "l2_bytes": 2**18, "llc_bytes": 2**20, "llc_known": True}
-    for module in (problem, measure, record, buffers):
+    for module in (memory, buffers, probes, bench.record):
         monkeypatch.setattr(module, "machine", lambda _kind: tiny)
+    monkeypatch.setattr(probes, "_known", {})
     yield
     buffers.release()
+
+
+def filled(setting: Setting, layers: int = 4) -> Bound:
+    """A setting's step in memory, without launches."""
+    how = How(("shared",), "cpu", setting.dtype, "NHD", "request", pairs=None).resolved()
+    step = setting.step()
+    blocks = step.shared.sharing().distinct_blocks + 1
+    size = layers * blocks * 16 * setting.shape.token_bytes(setting.dtype)
+    return fill(step, setting.shape, how, memory.Plan(layers, blocks, size, 0, "cold", []))
 
 
 def measured(*who: Candidate, setting: Setting = SMALL, **how: Any) -> list[Record]:
     """Records of these candidates, each of them valid and good for JSON."""
     made = peers.measure_peers(setting, who=who, budget_s=0.0, pairs=None, **how)
     for one in made:
-        validate_peer(one)
+        validate(one)
         json.dumps(one, allow_nan=False)
     return made
 
@@ -47,7 +62,7 @@ def measured(*who: Candidate, setting: Setting = SMALL, **how: Any) -> list[Reco
 @pytest.mark.parametrize(("shared", "distinct"), [(0, 64 * 19), (9, 9 + 64 * 10), (18, 18 + 64)])
 def test_shares_are_those_of_a_real_pool(shared: int, distinct: int) -> None:
     setting = Setting(shared=shared)
-    table = setting.table(16)
+    table = setting.step().shared
     readers = table.sharing().readers
     assert table.block_tables.shape == (64, 19)
     assert (readers == 64).sum() == 64 * shared
@@ -60,7 +75,7 @@ def test_shares_are_those_of_a_real_pool(shared: int, distinct: int) -> None:
 @pytest.mark.parametrize("shared", [0, 9, 16])
 def test_larger_blocks_read_the_same_bytes(shared: int, block_size: int) -> None:
     setting = Setting(shared=shared)
-    narrow, wide = setting.table(16).sharing(), setting.table(block_size).sharing()
+    narrow, wide = setting.step().shared.sharing(), setting.table(block_size).sharing()
     assert narrow.logical_tokens == wide.logical_tokens == 64 * 304
     # 9 blocks of 16 end inside the fifth of 32: half of the requests share it, half do without
     assert wide.distinct_tokens == pytest.approx(narrow.distinct_tokens, rel=0.011)
@@ -79,21 +94,24 @@ def test_half_of_a_block_is_shared_by_half_of_the_requests() -> None:
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("shared", [0, 2, 6])
 def test_blocks_of_32_hold_the_same_tokens(shared: int, layout: str) -> None:
-    narrow = make_problem(Setting(GROUPED, "float32", shared=shared, batch=5, seq_len=100))
-    wide = narrow.with_blocks_of(32)
-    assert wide.table.block_tables.shape == (5, 4)
-    for index in range(narrow.layers):
-        for one, other in zip(narrow.layer(index), wide.layer(index, layout), strict=True):
+    setting = Setting(GROUPED, "float32", shared=shared, batch=5, seq_len=100)
+    narrow = filled(setting)
+    wide = with_blocks_of(narrow, setting, 32)
+    assert wide.tables["shared"].block_tables.shape == (5, 4)
+    assert (len(wide.keys), wide.step.block_size) == (len(narrow.keys), 32)
+    ids, wide_ids = (bound.tables["shared"].block_tables for bound in (narrow, wide))
+    for layer, larger in zip(layers_of(narrow), layers_of(wide, layout), strict=True):
+        for one, other in zip(layer, larger, strict=True):
             if layout == "HND":
                 other = other.swapaxes(1, 2)
             for row in range(5):
-                a = one[narrow.table.block_tables[row]].reshape(-1, 2, 64)[:100]
-                b = other[wide.table.block_tables[row]].reshape(-1, 2, 64)[:100]
+                a = one[ids[row]].reshape(-1, 2, 64)[:100]
+                b = other[wide_ids[row]].reshape(-1, 2, 64)[:100]
                 assert np.array_equal(a, b)
 
 
 def test_a_missing_peer_is_told_and_the_rest_goes_on() -> None:
-    def bind(_problem: Problem) -> list[Kernel]:
+    def bind(_problem: Bound) -> list[Kernel]:
         import no_such_peer  # type: ignore[import-not-found]
 
         return list(no_such_peer.kernels())
@@ -110,7 +128,7 @@ def test_a_missing_peer_is_told_and_the_rest_goes_on() -> None:
     ("bind", "name"), [(vllm_cpu.bind, "vllm"), (openvino_cpu.bind, "openvino")]
 )
 def test_peers_of_the_cpu_are_right_or_missing(
-    bind: Callable[[Problem], list[Kernel]], name: str
+    bind: Callable[[Bound], list[Kernel]], name: str
 ) -> None:
     (found,) = measured(Candidate(name, (name,), 32, bind), setting=SMALL)
     if find_spec(name) is None:
@@ -147,7 +165,7 @@ def test_flex_attention_is_right_or_says_why_not() -> None:
 
 @pytest.mark.parametrize("spoil", [1.01, float("nan")])
 def test_wrong_numbers_have_no_speed(spoil: float) -> None:
-    def bind(problem: Problem) -> list[Kernel]:
+    def bind(problem: Bound) -> list[Kernel]:
         (kernel,) = torch_peers.bind_gather(problem)
         launch, act = kernel.launches[0], kernel.launches[0].act
 
@@ -167,7 +185,7 @@ def test_wrong_numbers_have_no_speed(spoil: float) -> None:
 
 
 def test_a_kernel_that_raises_when_it_runs_is_told() -> None:
-    def bind(problem: Problem) -> list[Kernel]:
+    def bind(problem: Bound) -> list[Kernel]:
         (kernel,) = torch_peers.bind_gather(problem)
 
         def full() -> None:
@@ -181,31 +199,59 @@ def test_a_kernel_that_raises_when_it_runs_is_told() -> None:
     assert found["reason"] == "MemoryError: Exception from there: ... asked for 25 GB"
 
 
-def test_a_cascade_is_timed_or_says_why_not() -> None:
+def test_a_cascade_is_timed_and_names_its_own_kernel() -> None:
     (found,) = measured(Candidate("apclab cascade", (), 16, ours.bind_cascade))
     assert found["kernel"]["ours"]
-    assert found["status"] == "timed" or "cascade" in found["reason"]
+    assert (found["status"], found["reason"]) == ("timed", None)
+    paged = measured(OURS)[0]
+    assert len({found["kernel_sha256"], paged["kernel_sha256"], None}) == 3
 
 
 def test_kernels_of_one_pool_begin_at_different_layers() -> None:
-    made = make_problem(SMALL)
-    assert made.layers > 2
-    kernels = ours.bind_paged(made)
-    firsts = [measure._calls(kernel, at, "cpu")[0] for at, kernel in enumerate(kernels)]
-    assert [k.launches.index(first) for k, first in zip(kernels, firsts, strict=True)] == [  # type: ignore[arg-type]
-        at % made.layers for at in range(4)
+    bound = filled(SMALL, layers=8)
+    kernels = {kernel.name: kernel.launches for kernel in ours.bind_paged(bound)}
+    calls = replace(bound, launches=kernels).timed()
+    firsts = [
+        [launch.act for launch in launches].index(calls[name][0])
+        for name, launches in kernels.items()
     ]
+    assert firsts == [0, 2, 4, 6], "as far from each other as eight layers allow"
+    assert all(len(set(acts)) == 8 for acts in calls.values())
 
 
 def test_every_layer_holds_its_own_numbers() -> None:
-    made = make_problem(SMALL)
-    (kernel,) = torch_peers.bind_gather(made)
-    for index, launch in enumerate(kernel.launches):
+    bound = filled(SMALL)
+    (kernel,) = torch_peers.bind_gather(bound)
+    table = bound.tables["shared"]
+    for launch, layer in zip(kernel.launches, layers_of(bound), strict=True):
         launch()
-        keys, values = made.layer(index)
-        table = made.table
-        found = compare(launch, made.query, keys, values, table.block_tables, table.seq_lens)
-        assert found.ok, index
+        found = compare(launch, bound.query, *layer, table.block_tables, table.seq_lens)
+        assert found.ok
+    kernel.launches[0]()
+    assert not compare(
+        kernel.launches[0], bound.query, *layer, table.block_tables, table.seq_lens
+    ).ok, "the first launch against the last layer"
+
+
+def test_copies_of_all_layouts_are_planned() -> None:
+    step = SMALL.step()
+    how = How(("shared",), "cpu", SMALL.dtype, "NHD", "request").resolved()
+    pool = measure._needs(step, SMALL, how, (GATHER,))
+    every = measure._needs(step, SMALL, how, peers.candidates())
+    # ours in HND, vLLM's two, OpenVINO's
+    assert (pool.copies, every.copies) == (1, 5)
+    assert every.layer == 5 * pool.layer == 5 * pool.pool
+    with pytest.raises(bench.OutOfMemory, match=r"bytes x 5 layouts = .* for K and V of one layer"):
+        peers.measure_peers(SMALL, memory_limit=every.layer)
+
+
+def test_a_peer_has_the_stamp_and_the_step_of_other_records() -> None:
+    (found,) = measured(GATHER)
+    assert found["device"]["ladder"]
+    assert found["environment"]["first_call_s"].keys() == {"torch gather + SDPA"}
+    assert found["environment"]["cpu_share"] > 0
+    assert found["workload"]["realised_hit"] == 48 / 99
+    assert (found["l2"], found["step"], found["kernel_sha256"]) == ("cold", "first", None)
 
 
 def test_a_stop_keeps_what_was_timed() -> None:
@@ -216,10 +262,10 @@ def test_a_stop_keeps_what_was_timed() -> None:
             progress=lambda _part, what: told.append(what),
             cancelled=lambda: told.count("timing") > 4,
         )  # fmt: skip
-    assert told[0] == "filling the KV pools"
+    assert told[:2] == ["reading the machine's caches and memory", "filling the KV pool"]
     assert len(stopped.value.records) >= 4
     for one in stopped.value.records:
-        validate_peer(one)
+        validate(one)
         assert one["notes"][-1] == "stopped before its time"
 
 
@@ -233,14 +279,15 @@ def test_settings_are_checked() -> None:
 
 def made_up(name: str, p50_us: float | None, *, is_ours: bool = False, shared: int = 9) -> Record:
     """A valid record with a time that a test chose."""
-    made = make_problem(Setting(GROUPED, "float32", shared=3, batch=2, seq_len=100))
-    kernel = Kernel(name, "NHD", [], ours=is_ours)
-    base = record.make_record(OURS, kernel, made)
+    bound = filled(Setting(GROUPED, "float32", shared=3, batch=2, seq_len=100))
+    launch = Launch(lambda: None, "cpu")
+    kernel = Kernel(name, "NHD", [launch], ours=is_ours)
+    base = record.make_record(OURS, kernel, bound, probes.Ladder([], [], None), SMALL)
     base["share"] |= {"shared": shared, "entries": 19}
     if p50_us is None:
-        return record.failed(base, ImportError("No module named 'x'"))
-    known = base | {"max_error": 1e-7, "error_bound": 1e-6, "checked": "all", "first_call_s": 0.1}
-    return record.timed(known, made, [p50_us / 1e6], [])
+        return base | record.failed(ImportError("No module named 'x'"))
+    right = record.checked(Comparison(1e-7, 1e-6, "all"))
+    return base | right | speed(bound, "shared", [p50_us / 1e6])
 
 
 def test_marks_are_ours_against_the_fastest_peer() -> None:
@@ -277,8 +324,8 @@ def test_the_file_and_the_tables(
     file = tmp_path / "peers.jsonl"
     found = [made_up("apclab NHD, order head", 20, is_ours=True), made_up("fast", 15),
              made_up("gone", None)]  # fmt: skip
-    append(file, found, check=validate_peer)
-    assert load(file, check=validate_peer) == (found, [])
+    append(file, found)
+    assert load(file, kind="peer") == (found, [])
     # a measurement's reader passes over them
     assert load(file)[0] == []
     command.peers(report=file)
@@ -288,13 +335,25 @@ def test_the_file_and_the_tables(
     assert "0.75 │ >= 1 │ MISSED" in said
 
 
+def test_the_committed_records_load_and_meet_their_marks() -> None:
+    found, problems = load(data_dir() / "peers", kind="peer")
+    assert (len(found), problems) == (106, [])
+    assert all(mark.met for mark in peers.marks(found))
+    # the fields that the code of those commits ran are those of today's settings
+    for one in found:
+        setting = Setting(shared=one["share"]["shared"])
+        work = setting.step().workload
+        assert work is not None
+        assert {name: one["workload"][name] for name in vars(work)} == vars(work)
+
+
 def test_the_command_measures_and_appends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "settings", lambda *_asked: [SMALL])
     file = tmp_path / "new" / "peers.jsonl"
     command.peers(only=["gather", "OpenVINO"], threads=1, budget=0.0, out=file)
-    found, problems = load(file, check=validate_peer)
+    found, problems = load(file, kind="peer")
     assert problems == []
     assert {r["kernel"]["name"].partition(",")[0] for r in found} == {
         "torch gather + SDPA", "OpenVINO",
@@ -308,13 +367,16 @@ def test_the_command_measures_and_appends(
         ({"status": "wrong"}, "reason must be null exactly when timed"),
         ({"samples_us": None}, "samples_us must be there exactly when timed"),
         ({"max_error": 1.0}, "a wrong result has no speed"),
-        ({"share": {"shared": -1, "entries": 1, "readers_mean": 1}}, "share.shared must be"),
-        ({"colour": "red"}, "does not know: ['colour']"),
-        ({"schema": 1}, "schema must be peer 1, got 1"),
+        ({"error_bound": None}, "error_bound must be there when timed"),
+        ({"p20_us": 99.0}, "must rise within the samples"),
+        ({"gb_per_s": 1e6}, "gb_per_s must be logical_bytes / p50_us"),
+        ({"share": {"shared": -1, "entries": 1}}, "share.shared must be"),
+        ({"colour": "red"}, "does not know, in 'colour'"),
+        ({"schema": "peer 1"}, "schema must be 1, got 'peer 1'"),
     ],
 )
 def test_a_bad_record_is_refused(change: dict[str, Any], words: str) -> None:
     good = made_up("fast", 10)
-    validate_peer(good)
+    validate(good)
     with pytest.raises(ValueError, match=words.replace("[", r"\[")):
-        validate_peer(good | change)
+        validate(good | change)

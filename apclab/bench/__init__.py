@@ -6,10 +6,10 @@ No kernel and no clock lives here, no formula of a model.
 from apclab.bench.bound import WrongResult
 from apclab.bench.buffers import release
 from apclab.bench.calibrate import calibrate, rates_of
-from apclab.bench.compare import compare_decode, compare_tables, measure_touch
+from apclab.bench.compare import compare_decode, compare_tables
 from apclab.bench.correct import Check, check_kernel, checks
-from apclab.bench.here import cases_here, describe, device_answers, facts
-from apclab.bench.how import How
+from apclab.bench.here import describe, device_answers
+from apclab.bench.how import CASES, How
 from apclab.bench.memory import OutOfMemory
 from apclab.bench.numbers import check_backends, run_backends, step_arrays
 from apclab.bench.once import PROFILED_CASES, launch_once
@@ -18,6 +18,7 @@ from apclab.bench.splits import compare_splits
 from apclab.bench.step import Step, decode_step, tables_step
 
 __all__ = [
+    "CASES",
     "PROFILED_CASES",
     "Check",
     "How",
@@ -26,7 +27,6 @@ __all__ = [
     "Step",
     "WrongResult",
     "calibrate",
-    "cases_here",
     "check_backends",
     "check_kernel",
     "checks",
@@ -36,10 +36,8 @@ __all__ = [
     "decode_step",
     "describe",
     "device_answers",
-    "facts",
     "launch_once",
     "measure_ladder",
-    "measure_touch",
     "rates_of",
     "release",
     "run_backends",

@@ -1,7 +1,7 @@
 """A step bound to memory: pools, block tables, queries, launches of every case, their check."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from apclab.attention import (
     dtype_of,
     plan,
     plan_stream,
-    plan_touch,
     set_threads,
 )
 from apclab.bench.buffers import key_value_pool, scratch_buffer
@@ -24,7 +23,7 @@ from apclab.bench.memory import Plan, check_room, plan_memory, step_needs
 from apclab.bench.probes import Ladder, measure_ladder
 from apclab.bench.step import Step
 from apclab.blocks import BlockTable
-from apclab.clock import Replay, synchronize, wall_time
+from apclab.clock import CpuShare, Replay, synchronize, wall_time
 from apclab.specs import ModelShape
 
 # seconds of the first launch of each kernel in this process
@@ -37,20 +36,33 @@ class WrongResult(RuntimeError):  # noqa: N818 - says what happened
 
 @dataclass(frozen=True, eq=False)
 class Bound:
-    """A step bound to memory: one launch a case and layer, and what goes between timed calls."""
+    """A step bound to memory: one launch a case and layer, and what goes between timed calls.
+
+    The names of `launches` are cases, or kernels of others on the tables of one case.
+    """
 
     step: Step
     model: ModelShape
     how: How
     threads: int | None  # None on a GPU
     memory: Plan
+    cores: CpuShare  # entered while it is timed: a neighbour that is busy shows there
     tables: dict[str, BlockTable]
     query: Any
     keys: Any  # [layers, num_blocks, ...] in the layout
     values: Any
-    launches: dict[str, list[Launch]]
-    # seconds of a case's first call of this process: a kernel that is not on disk is compiled then
+    launches: dict[str, list[Launch]] = field(default_factory=dict)
+    # seconds of a first call of this process: a kernel that is not on disk is compiled then
     first_call_s: dict[str, float] = field(default_factory=dict)
+
+    def arrays(self, case: str) -> tuple[Any, Any]:
+        """Block table and lengths of a case where K and V are: in NumPy, or on the GPU."""
+        table = self.tables[case]
+        arrays = (table.block_tables, table.seq_lens)
+        if self.how.kind == "cpu":
+            return arrays
+        ids, lens = (as_torch(array).cuda() for array in arrays)
+        return ids, lens
 
     @property
     def between(self) -> Callable[[Callable[[], None]], None] | None:
@@ -68,16 +80,10 @@ class Bound:
         Raises:
             WrongResult: an element is outside its bound.
         """
-        launch, table = self.launches[case][0], self.tables[case]
-        launch.out[...] = float("nan")
-        seconds = wall_time(lambda: self._finish(launch))
-        self.first_call_s[case] = _warm.get(_warm_key(case, self.model, self.how), seconds)
-        # on a GPU in float64 on the device: it needs no bfloat16 of NumPy, and no copies
-        held = compare_on_device if self.how.kind == "cuda" else compare
-        found = held(
-            launch, self.query, self.keys[0], self.values[0], table.block_tables, table.seq_lens,
-            pairs=self.how.pairs, seed=0, look=self.how.look,
-        )  # fmt: skip
+        found = self.compare(case, self.launches[case][0])
+        # it may have been compiled by `warm_up`
+        if (known := _warm.get(_warm_key(case, self.model, self.how))) is not None:
+            self.first_call_s[case] = known
         if not found.ok:
             raise WrongResult(
                 f"{self.how.backend} kernel, case {case}: an output element is "
@@ -86,36 +92,65 @@ class Bound:
             )
         return found
 
-    def _finish(self, launch: Launch) -> None:
-        launch()
-        if self.how.kind == "cuda":
-            synchronize()
+    def compare(
+        self, case: str, launch: Launch, *, rounds_weights: bool | None = None, name: str = ""
+    ) -> Comparison:
+        """Run a launch of the first layer and hold it against the reference.
+
+        Args:
+            case: whose tables it has.
+            launch: ours, or that of a kernel of others.
+            rounds_weights: as in `attention.compare`; None for ours.
+            name: of the launch in `first_call_s`; the case's if "".
+        """
+        launch.out[...] = float("nan")
+        self.first_call_s[name or case] = self.seconds(launch)
+        table = self.tables[case]
+        arrays = (self.query, self.keys[0], self.values[0], table.block_tables, table.seq_lens)
+        how: dict[str, Any] = {"pairs": self.how.pairs, "seed": 0, "look": self.how.look}
+        # on a GPU in float64 on the device: it needs no bfloat16 of NumPy, and no copies
+        if self.how.kind == "cuda" and rounds_weights is None:
+            return compare_on_device(launch, *arrays, **how)
+        # a launch of another layout has a copy of these keys and values
+        return compare(
+            launch, *arrays, layout=self.how.layout, rounds_weights=rounds_weights, **how
+        )
+
+    def seconds(self, launch: Launch) -> float:
+        """Time of one call by the wall, with what it starts on a GPU."""
+
+        def finish() -> None:
+            launch()
+            if self.how.kind == "cuda":
+                synchronize()
+
+        return wall_time(finish)
+
+    def timing(self, budget_s: float | None = None) -> dict[str, Any]:
+        """How `clock.interleave` times the calls of `timed`; None takes the settings' budget."""
+        return {
+            "budget_s": self.how.budget_s if budget_s is None else budget_s,
+            "between": self.between,
+            "timer": self.how.timer,
+            "cancelled": self.how.cancelled,
+        }
 
     def timed(self) -> dict[str, list[Callable[[], None]]]:
         """What the clock calls: the launches, on a GPU as replays of CUDA graphs.
 
         Where calls cycle over layers one graph holds a launch of each layer; where something goes
-        between the calls, each launch is a graph of its own.
+        between the calls, each launch is a graph of its own. On a CPU each name begins at another
+        layer, far from that of the others: some read the same memory.
         """
-        if self.how.kind == "cpu":
-            return {case: list(launches) for case, launches in self.launches.items()}
-        if self.between is None:
-            return {case: [Replay(launches)] for case, launches in self.launches.items()}
-        return {
-            case: [Replay([launch]) for launch in launches]
-            for case, launches in self.launches.items()
-        }
-
-    def touches(self, case: str) -> list[Launch]:
-        """Launches that only load what the case's launches would."""
-        table = self.tables[case]
-        return [
-            plan_touch(
-                keys, values, table.block_tables, table.seq_lens,
-                layout=self.how.layout, order=self.how.order,
-            )
-            for keys, values in zip(self.keys, self.values, strict=True)
-        ]  # fmt: skip
+        if self.how.kind == "cuda" and self.between is None:
+            return {name: [Replay(launches)] for name, launches in self.launches.items()}
+        apart = max(1, self.memory.layers // max(1, len(self.launches)))
+        made: dict[str, list[Callable[[], None]]] = {}
+        for number, (name, launches) in enumerate(self.launches.items()):
+            at = number * apart % len(launches)
+            acts = [launch.act for launch in (*launches[at:], *launches[:at])]
+            made[name] = [Replay([act]) for act in acts] if self.how.kind == "cuda" else acts
+        return made
 
 
 def warm_up(model: ModelShape, how: How) -> None:
@@ -179,7 +214,20 @@ def _plan(case: str, *arrays: Any) -> Launch:
 
 
 def bind(step: Step, model: ModelShape, how: How, memory: Plan) -> Bound:
-    """Allocate, fill and plan a step; nothing is timed.
+    """Allocate, fill and plan a step; nothing is timed. Arguments as in `fill`."""
+    bound = fill(step, model, how, memory)
+    launches = {
+        case: [
+            _plan(case, bound.query, *layer, *arrays, how)
+            for layer in zip(bound.keys, bound.values, strict=True)
+        ]
+        for case, arrays in ((case, bound.arrays(case)) for case in how.cases)
+    }
+    return replace(bound, launches=launches)
+
+
+def fill(step: Step, model: ModelShape, how: How, memory: Plan) -> Bound:
+    """Allocate and fill a step's pool, and place its blocks; without launches.
 
     Args:
         step: the block tables of its cases.
@@ -191,9 +239,7 @@ def bind(step: Step, model: ModelShape, how: How, memory: Plan) -> Bound:
         Cancelled: the caller's `cancelled` said so.
     """
     threads = set_threads(how.threads) if how.kind == "cpu" else None
-    batch = len(step.shared.seq_lens)
-    # room for every entry's own block, and the null block
-    num_blocks = step.shared.sharing().table_entries + 1
+    batch, num_blocks = len(step.shared.seq_lens), memory.num_blocks
     how.tell(0.0, "filling the KV pool")
     shape = [memory.layers, num_blocks, step.block_size, model.num_kv_heads, model.head_size]
     if how.layout == "HND":
@@ -209,19 +255,9 @@ def bind(step: Step, model: ModelShape, how: How, memory: Plan) -> Bound:
     query: Any = np.random.default_rng(seed).standard_normal(
         (batch, model.num_heads, model.head_size), np.float32
     )  # fmt: skip
-    arrays: dict[str, tuple[Any, Any]] = {
-        case: (table.block_tables, table.seq_lens) for case, table in tables.items()
-    }
     if how.kind == "cuda":
         query = as_torch(query).to(keys.device, keys.dtype)
-        arrays = {
-            case: (as_torch(ids).cuda(), as_torch(lens).cuda())
-            for case, (ids, lens) in arrays.items()
-        }
     else:
         query = query.astype(dtype_of(how.dtype))
-    launches = {
-        case: [_plan(case, query, k, v, *ids, how) for k, v in zip(keys, values, strict=True)]
-        for case, ids in arrays.items()
-    }
-    return Bound(step, model, how, threads, memory, tables, query, keys, values, launches)
+    cores = CpuShare(threads or 1)
+    return Bound(step, model, how, threads, memory, cores, tables, query, keys, values)

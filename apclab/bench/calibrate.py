@@ -20,10 +20,10 @@ from apclab.bench.how import How
 from apclab.bench.memory import asked_needs, check_room, plan_memory, room, step_needs
 from apclab.bench.probes import Ladder
 from apclab.bench.product import Product, plan_product
-from apclab.bench.record import model_of, stamp, timed
+from apclab.bench.record import bytes_of, model_of, stamp, timed
 from apclab.bench.step import Step, blocks_of, tables_step
 from apclab.blocks import BlockTable
-from apclab.clock import Cancelled, Replay, alone, event_time, interleave
+from apclab.clock import Cancelled, Replay, alone, interleave
 from apclab.results import PROBES, Record, load, measured_dir
 from apclab.specs import DTYPE_BYTES, ModelShape
 from apclab.specs import model as model_named
@@ -231,17 +231,17 @@ def _timed(probes: Mapping[str, Probe], product: Product, how: How) -> dict[str,
         if (prepare := before.get(id(call))) is not None:
             prepare(call)
 
-    timer = event_time if how.kind == "cuda" else None
     samples = interleave(
-        calls, budget_s=0.8 * how.budget_s, between=between, cancelled=how.cancelled, timer=timer,
-        progress=lambda part: how.tell(0.1 + 0.8 * part, "timing"),
+        calls, budget_s=0.8 * how.budget_s, between=between, cancelled=how.cancelled,
+        timer=how.timer, progress=lambda part: how.tell(0.1 + 0.8 * part, "timing"),
     )  # fmt: skip
     # not between the others: on a CPU the library's threads spin for some 30 ms after a call
     act = Replay([product.act]) if how.kind == "cuda" else product.act
     try:
         return samples | interleave(
-            {"product": [act]}, budget_s=0.2 * how.budget_s, cancelled=how.cancelled, timer=timer
-        )
+            {"product": [act]}, budget_s=0.2 * how.budget_s, cancelled=how.cancelled,
+            timer=how.timer,
+        )  # fmt: skip
     except Cancelled as stop:
         stop.samples |= samples
         raise
@@ -277,17 +277,13 @@ def _records(
 
 
 def _of_step(name: str, probe: Probe) -> Record:
-    bound, table = probe.bound, probe.bound.tables[probe.case]
-    sharing, token_bytes = table.sharing(), bound.model.token_bytes(bound.how.dtype)
+    bound, lens = probe.bound, probe.bound.tables[probe.case].seq_lens
     return {
         "probe": name,
-        "asked": {"batch": len(table.seq_lens), "seq_len": int(table.seq_lens.max())},
+        "asked": {"batch": len(lens), "seq_len": int(lens.max())},
         "l2": bound.memory.l2,
-        "logical_bytes": sharing.logical_bytes(token_bytes),
-        "distinct_bytes": sharing.distinct_bytes(token_bytes),
+        **bytes_of(bound, probe.case),
         "flops": 0,
-        "max_error": probe.check.max_error,
-        "error_bound": probe.check.error_bound,
-        "checked": probe.check.checked,
+        **probe.check._asdict(),
         "notes": list(bound.memory.notes),
     }

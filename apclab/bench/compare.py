@@ -3,12 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from numpy.typing import NDArray
-
 from apclab.arguments import instance
-from apclab.attention import Comparison, plan_stream
+from apclab.attention import Comparison
 from apclab.bench.bound import Bound, ready, warm_up
-from apclab.bench.buffers import scratch_buffer
 from apclab.bench.calibrate import advice_of
 from apclab.bench.how import How
 from apclab.bench.memory import asked_needs, check_room
@@ -16,13 +13,11 @@ from apclab.bench.probes import Ladder
 from apclab.bench.record import make_records
 from apclab.bench.step import Step, blocks_of, decode_step, tables_step
 from apclab.blocks import BlockTable
-from apclab.clock import Cancelled, CpuShare, alone, event_time, interleave
+from apclab.clock import Cancelled, alone, interleave
 from apclab.results import Record, unsettled
 from apclab.specs import ModelShape
 from apclab.specs import model as model_named
 from apclab.workload import Workload
-
-Array = NDArray[Any]
 
 
 @alone("compare_decode")
@@ -118,40 +113,6 @@ def compare_tables(
     return _measure(tables_step(tables), model_named(model), How(**how).resolved())
 
 
-@alone("measure_touch")
-def measure_touch(step: Step, model: ModelShape, **how: Any) -> dict[str, dict[str, list[float]]]:
-    """Time a step's kernel beside a pass that only loads the same addresses in the same order.
-
-    Args:
-        step: from `decode_step`.
-        model: the shape.
-        how: as in `compare_tables`.
-
-    Returns:
-        Case -> {"decode": seconds, "touch": seconds, "stream_bytes_per_s": rates of a plain read}.
-    """
-    done = How(**{"cases": ("private", "shared"), **how}).resolved()
-    bound, ladder = ready(step, model, done)
-    footprint = max(rung["footprint_bytes"] for rung in ladder.rungs)
-    read, size = plan_stream(scratch_buffer(footprint, cancelled=done.cancelled), 1)
-    calls: dict[str, list[Callable[[], None]]] = {"stream": [read]}
-    for case in bound.launches:
-        calls[f"decode {case}"] = list(bound.launches[case])
-        calls[f"touch {case}"] = list(bound.touches(case))
-    samples = interleave(
-        calls, budget_s=done.budget_s, between=bound.between, cancelled=done.cancelled
-    )
-    rates = [size / seconds for seconds in samples["stream"]]
-    return {
-        case: {
-            "decode": samples[f"decode {case}"],
-            "touch": samples[f"touch {case}"],
-            "stream_bytes_per_s": rates,
-        }
-        for case in bound.launches
-    }
-
-
 def _measure(step: Step, model: ModelShape, how: How) -> list[Record]:
     bound, ladder = ready(step, model, how)
     checks = {}
@@ -167,39 +128,29 @@ def _measure(step: Step, model: ModelShape, how: How) -> list[Record]:
             more.append(found)
         return found
 
-    calls, cores = bound.timed(), CpuShare(bound.threads or 1)
     try:
-        with cores:
+        with bound.cores:
             samples = interleave(
-                calls, budget_s=how.budget_s, between=bound.between, cancelled=how.cancelled,
-                unsettled=noisy,
+                bound.timed(), **bound.timing(), unsettled=noisy,
                 progress=lambda part: how.tell(0.05 + 0.95 * part, "timing"),
-                timer=event_time if how.kind == "cuda" else None,
             )  # fmt: skip
     except Cancelled as stop:
         if stop.samples and all(stop.samples.values()):
             bound.memory.notes.append("stopped before its time")
-            stop.records = _records(bound, ladder, checks, stop.samples, cores)
+            stop.records = _records(bound, ladder, checks, stop.samples)
         raise
     if more:
         bound.memory.notes.append(
             f"rounds beyond the budget: {len(more)}, as the noise was wider than the gap"
         )
-    return _records(bound, ladder, checks, samples, cores)
+    return _records(bound, ladder, checks, samples)
 
 
 def _records(
-    bound: Bound,
-    ladder: Ladder,
-    checks: dict[str, Comparison],
-    samples: dict[str, list[float]],
-    cores: CpuShare,
+    bound: Bound, ladder: Ladder, checks: dict[str, Comparison], samples: dict[str, list[float]]
 ) -> list[Record]:
     records = make_records(bound, ladder, checks, samples)
     for record in records:
-        # a neighbour that is busy shows here, and in no load average of a few seconds
-        if bound.how.kind == "cpu":
-            record["environment"]["cpu_share"] = cores.value
         if record["case"] == "cascade" and (advice := advice_of(bound, record)):
             record["advice"] = advice
     return records

@@ -18,8 +18,8 @@ from apclab.attention import (
     plan_prefill,
     to_host,
 )
-from apclab.bench.here import cases_here
-from apclab.bench.numbers import step_arrays
+from apclab.bench.how import CASES
+from apclab.bench.numbers import step_arrays, verdict
 from apclab.bench.step import decode_step
 from apclab.specs import ModelShape
 from apclab.workload import Workload
@@ -50,7 +50,7 @@ class Check(NamedTuple):
 
 def checks(backend: str, *, dtypes: Sequence[str] = DTYPES) -> list[Check]:
     """What `check_kernel` can check of a backend, changing everything early on."""
-    cases = [case for case in cases_here(backend) if case != "private"]
+    cases = [case for case in CASES if case != "private"]
     cases.append("prefill")
     return [
         Check(backend, case, step, dtype, layout, order)
@@ -91,13 +91,7 @@ def check_kernel(check: Check) -> dict[str, Any]:
         launch = plan(**arrays, **how, cascade=check.case == "cascade")
     launch()
     found = (compare_on_device if on_gpu else compare)(launch, **arrays)
-    return check._asdict() | {
-        "max_error": found.max_error if found.max_error == found.max_error else None,
-        "error_bound": found.error_bound,
-        "used": found.max_error / found.error_bound if found.ok else None,
-        "within": found.ok,
-        "checked": found.checked,
-    }
+    return check._asdict() | verdict(found) | {"checked": found.checked}
 
 
 def _prefill(arrays: dict[str, Any]) -> dict[str, Any]:

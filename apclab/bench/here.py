@@ -1,20 +1,9 @@
-"""What is here: the device and whether it answers, versions and settings, the cases that run."""
+"""What is here: the device and whether it answers, version and commit."""
 
 from typing import Any
 
 import apclab
-from apclab.attention import Unavailable, require
-from apclab.bench.how import CASES
-from apclab.clock import commit, environment, machine, synchronize
-
-
-def cases_here(backend: str) -> tuple[str, ...]:
-    """The cases that this version has for a backend."""
-    try:
-        require(backend)
-    except Unavailable:
-        return tuple(case for case in CASES if case != "cascade")
-    return CASES
+from apclab.clock import commit, machine, synchronize
 
 
 def describe(kind: str) -> dict[str, Any]:
@@ -27,11 +16,6 @@ def describe(kind: str) -> dict[str, Any]:
         "dirty": dirty,
         "device": {"kind": kind, **device},
     }
-
-
-def facts(kind: str) -> dict[str, Any]:
-    """The environment of a measurement, as records have it."""
-    return environment(kind)
 
 
 def device_answers() -> None:

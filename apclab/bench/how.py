@@ -13,7 +13,7 @@ from apclab.arguments import (
     whole_number,
 )
 from apclab.attention import BACKENDS, LAYOUTS, ORDERS, require, resolve, set_threads
-from apclab.clock import Cancelled
+from apclab.clock import Cancelled, event_time
 from apclab.specs import DTYPE_BYTES
 
 CASES = ("private", "shared", "cascade")
@@ -44,6 +44,11 @@ class How:
     def kind(self) -> str:
         """Where it runs: "cpu" or "cuda"."""
         return "cuda" if self.backend == "triton" else "cpu"
+
+    @property
+    def timer(self) -> Callable[[Callable[[], None]], float] | None:
+        """What times a call: on a GPU its own events, else the clock's default."""
+        return event_time if self.kind == "cuda" else None
 
     def resolved(self) -> "How":
         """The same with nothing left at "auto".

@@ -35,11 +35,17 @@ class Needs(NamedTuple):
     tables: int  # requests, the pool that makes the block tables, the tables
     outputs: int  # queries, outputs and partial states of all cases
     check: int  # keys and values of one head in float64, twice for what is made of them
+    copies: int = 1  # of K and V side by side: kernels of others want layouts of their own
+
+    @property
+    def pool(self) -> int:
+        """K and V of one layer."""
+        return self.num_blocks * self.block_bytes
 
     @property
     def layer(self) -> int:
-        """K and V of one layer."""
-        return self.num_blocks * self.block_bytes
+        """K and V of one layer in all layouts."""
+        return self.pool * self.copies
 
     @property
     def rest(self) -> int:
@@ -52,6 +58,7 @@ class Plan:
     """How much is allocated, and how calls are kept cold."""
 
     layers: int
+    num_blocks: int  # of one layer's pool
     pool_bytes: int  # K and V of all layers
     scratch_bytes: int  # read between calls; 0 when cycling over layers is enough, or when warm
     l2: str  # "cold" or "warm", as it will really be
@@ -120,7 +127,7 @@ def check_room(needs: Needs, how: How) -> int:
     Raises:
         OutOfMemory: one layer and the rest do not fit the memory at hand, or the caller's limit.
     """
-    may = room(how, needs.layer)
+    may = room(how, needs.pool)
     left = may - needs.layer - needs.rest
     if left >= 0:
         return left
@@ -135,8 +142,9 @@ def check_room(needs: Needs, how: How) -> int:
         "for the check in float64": needs.check,
     }
     said = "".join(f", {_mb(size)} {what}" for what, size in rest.items() if size >= 5e5)
+    layouts = f" x {needs.copies} layouts" if needs.copies > 1 else ""
     raise OutOfMemory(
-        f"{needs.asked}: {needs.num_blocks:,} blocks x {needs.block_bytes:,} bytes = "
+        f"{needs.asked}: {needs.num_blocks:,} blocks x {needs.block_bytes:,} bytes{layouts} = "
         f"{_mb(needs.layer)} for K and V of one layer{said}, and {words}; "
         f"take a smaller batch, shorter inputs or a model with fewer KV heads"
     )
@@ -159,25 +167,28 @@ def plan_memory(needs: Needs, how: How, cold_bytes: int | None) -> Plan:
         OutOfMemory: as `check_room`.
     """
     left = check_room(needs, how)
-    one = Plan(1, needs.layer, 0, "warm", [])
+
+    def one_layer(scratch: int, l2: str, *notes: str) -> Plan:
+        return Plan(1, needs.num_blocks, needs.pool, scratch, l2, list(notes))
+
     if how.l2 == "warm":
-        return one
+        return one_layer(0, "warm")
     if cold_bytes is None:
         why = f"warm: no read within {_mb(left)} was found to empty the caches"
-        return Plan(1, needs.layer, 0, "warm", [why])
+        return one_layer(0, "warm", why)
     wanted = max(2, -(-cold_bytes // max(1, needs.distinct_bytes)))
     # what the ladder has read stays for the next measurement
     most = min(left + needs.layer - scratch_bytes(how.kind), _MOST_COLD * cold_bytes)
     if wanted <= _MOST_LAYERS and wanted * needs.layer <= most:
-        return Plan(wanted, wanted * needs.layer, 0, "cold", [])
+        return Plan(wanted, needs.num_blocks, wanted * needs.pool, 0, "cold", [])
     if cold_bytes <= left:
         note = f"a scratch buffer of {_mb(cold_bytes)} is read between calls"
-        return Plan(1, needs.layer, cold_bytes, "cold", [note])
+        return one_layer(cold_bytes, "cold", note)
     why = (
         f"warm: neither {wanted} layers of {_mb(needs.layer)} nor a scratch buffer of "
         f"{_mb(cold_bytes)} fits {_mb(left + needs.layer)}"
     )
-    return Plan(1, needs.layer, 0, "warm", [why])
+    return one_layer(0, "warm", why)
 
 
 def _mb(size: int) -> str:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from apclab.attention import (
     DTYPES,
+    Comparison,
     Launch,
     Unavailable,
     compare,
@@ -109,12 +110,18 @@ def check_backends(
             if name == "reference":
                 continue
             found = compare(launch, **arrays)
-            rows.append({
-                "dtype": dtype, "backend": name, "max_error": found.max_error,
-                "error_bound": found.error_bound, "used": found.max_error / found.error_bound,
-                "within": found.ok,
-            })  # fmt: skip
+            rows.append({"dtype": dtype, "backend": name, **verdict(found)})
     return rows
+
+
+def verdict(found: Comparison) -> dict[str, Any]:
+    """A comparison as fields of a row; what is no number, or of a wrong result, is None."""
+    return {
+        "max_error": found.max_error if found.max_error == found.max_error else None,
+        "error_bound": found.error_bound,
+        "used": found.max_error / found.error_bound if found.ok else None,
+        "within": found.ok,
+    }
 
 
 def _launches(arrays: dict[str, Any], layout: str, order: str, splits: int) -> dict[str, Launch]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 import apclab
-from apclab.attention import Comparison, kernel_cache_note, kernel_sha256
+from apclab.attention import Comparison, Launch, kernel_cache_note, kernel_sha256
 from apclab.bench.bound import Bound
 from apclab.bench.how import How
 from apclab.bench.probes import Ladder
@@ -21,24 +21,32 @@ def make_records(
     samples: dict[str, list[float]],
 ) -> list[Record]:
     """One record a case, in the order of `samples` as asked for."""
-    common: Record = stamp(bound.how, ladder)
-    common["environment"]["first_call_s"] = dict(bound.first_call_s)
+    common = of_step(bound, ladder) | {"backend": bound.how.backend, "order": bound.how.order}
+    return [_case(common, bound, case, checks[case], samples[case]) for case in bound.how.cases]
+
+
+def of_step(bound: Bound, ladder: Ladder) -> Record:
+    """The fields of every kernel that was bound to a step: stamp, step, memory."""
+    common = stamp(bound.how, ladder)
+    common["environment"] |= {"first_call_s": dict(bound.first_call_s), **share_of(bound)}
     common["notes"] += bound.memory.notes
-    common |= {
+    seq_len = bound.step.seq_len
+    return common | {
         "workload": _workload(bound),
         "model": model_of(bound),
-        "backend": bound.how.backend,
-        "order": bound.how.order,
         "l2": bound.memory.l2,
         "step": bound.step.step,
-        "seq_len": int(bound.step.seq_len)
-        if bound.step.seq_len.is_integer()
-        else bound.step.seq_len,
+        "seq_len": int(seq_len) if seq_len.is_integer() else seq_len,
         "layers": bound.memory.layers,
         "pool_bytes": bound.memory.pool_bytes,
         "threads": bound.threads,
     }
-    return [_case(common, bound, case, checks[case], samples[case]) for case in bound.how.cases]
+
+
+def share_of(bound: Bound) -> dict[str, float]:
+    """The part of its CPU cores that the process got while a step was timed."""
+    share = bound.cores.value
+    return {"cpu_share": share} if bound.how.kind == "cpu" and share is not None else {}
 
 
 def stamp(how: How, ladder: Ladder) -> Record:
@@ -74,28 +82,39 @@ def timed(seconds: list[float]) -> Record:
     return {"samples_us": times.tolist(), "p20_us": p20, "p50_us": p50, "p80_us": p80}
 
 
+def speed(bound: Bound, case: str, seconds: list[float]) -> Record:
+    """The fields of a time and of what was read in it."""
+    times, read = timed(seconds), bytes_of(bound, case)
+    return {**times, **read, "gb_per_s": read["logical_bytes"] / times["p50_us"] / 1e3}
+
+
+def digest_of(launch: Launch) -> str:
+    """Digest of the source of one of our kernels."""
+    return kernel_sha256(launch.backend, cascade=launch.ran == "cascade")
+
+
+def bytes_of(bound: Bound, case: str) -> dict[str, int]:
+    """KV bytes that a call asks for, and those of its blocks, each counted once."""
+    sharing = bound.tables[case].sharing()
+    token_bytes = bound.model.token_bytes(bound.how.dtype)
+    return {
+        "logical_bytes": sharing.logical_bytes(token_bytes),
+        "distinct_bytes": sharing.distinct_bytes(token_bytes),
+    }
+
+
 def _case(
     common: Record, bound: Bound, case: str, check: Comparison, seconds: list[float]
 ) -> Record:
-    times = timed(seconds)
-    sharing = bound.tables[case].sharing()
-    token_bytes = bound.model.token_bytes(bound.how.dtype)
-    logical = sharing.logical_bytes(token_bytes)
     seed = bound.step.workload.seed if bound.step.workload else 0
     launch = bound.launches[case][0]
-    digest = kernel_sha256(launch.backend, cascade=launch.ran == "cascade")
     return common | {
         "case": case,
-        "kernel_sha256": digest,
+        "kernel_sha256": digest_of(launch),
         "notes": [*common["notes"], *([launch.why] if launch.why else [])],
-        "placement": {"kind": "permuted", "seed": seed, "num_blocks": bound.keys.shape[1]},
-        **times,
-        "logical_bytes": logical,
-        "distinct_bytes": sharing.distinct_bytes(token_bytes),
-        "gb_per_s": logical / times["p50_us"] / 1e3,
-        "max_error": check.max_error,
-        "error_bound": check.error_bound,
-        "checked": check.checked,
+        "placement": {"kind": "permuted", "seed": seed, "num_blocks": bound.memory.num_blocks},
+        **speed(bound, case, seconds),
+        **check._asdict(),
     }
 
 

@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from apclab.attention import Unavailable, compare_on_device, plan_split
+from apclab.attention import Unavailable, plan_split
 from apclab.bench.bound import ready
 from apclab.bench.how import How
+from apclab.bench.record import speed
 from apclab.bench.step import decode_step
-from apclab.clock import alone, event_time, interleave
+from apclab.clock import alone, interleave
 from apclab.specs import model as model_named
 from apclab.workload import Workload
 
@@ -47,29 +46,21 @@ def compare_splits(
     if how.kind != "cuda":
         raise Unavailable("splits are compared on a GPU; the cpu kernel chooses them by threads")
     bound, _ = ready(decode_step(workload), model_named(model), how)
-    table, rows, calls = bound.tables["shared"], [], {}
+    table, rows, right = bound.tables["shared"], [], {}
     for count in splits:
         launches = [
             plan_split(bound.query, k, v, table.block_tables, table.seq_lens, splits=count,
                        layout=how.layout, order=how.order)
             for k, v in zip(bound.keys, bound.values, strict=True)
         ]  # fmt: skip
-        launches[0]()
-        found = compare_on_device(
-            launches[0], bound.query, bound.keys[0], bound.values[0], table.block_tables,
-            table.seq_lens, pairs=how.pairs,
-        )  # fmt: skip
+        found = bound.compare("shared", launches[0])
         rows.append({"splits": count, "max_error": found.max_error,
                      "error_bound": found.error_bound, "within": found.ok})  # fmt: skip
         if found.ok:
-            one = replace(bound, launches={"shared": launches})
-            calls[str(count)] = one.timed()["shared"]
-    samples = interleave(
-        calls, budget_s=budget_s, between=bound.between, cancelled=cancelled, timer=event_time
-    )
-    logical = table.sharing().logical_bytes(bound.model.token_bytes(dtype))
+            right[str(count)] = launches
+    samples = interleave(replace(bound, launches=right).timed(), **bound.timing())
     for row in rows:
-        if str(row["splits"]) in samples:
-            p50 = float(np.median(samples[str(row["splits"])])) * 1e6
-            row |= {"p50_us": p50, "gb_per_s": logical / p50 / 1e3}
+        if (seconds := samples.get(str(row["splits"]))) is not None:
+            fields = speed(bound, "shared", seconds)
+            row |= {name: fields[name] for name in ("p50_us", "gb_per_s")}
     return rows

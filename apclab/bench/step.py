@@ -1,6 +1,8 @@
 """One decode step of a workload: a real pool makes its block tables. Nothing is measured here."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from apclab.arguments import whole_number
 from apclab.blocks import BlockPool, BlockTable
@@ -61,21 +63,8 @@ def decode_step(workload: Workload, *, block_size: int = 16, step: str = "mid") 
         ValueError: block_size or step is out of range.
     """
     seq_len = workload.seq_len(step)
-    # room for all requests and primers side by side: nothing is evicted, whatever is shared
-    room = blocks_of(workload.batch + workload.prefix_groups, seq_len, block_size)
-    pool = BlockPool(room + 1, block_size=block_size)
-    for group, prefix in enumerate(workload.primers()):
-        pool.allocate_slots(("primer", group), prefix)
-        pool.free(("primer", group))
-    hit_tokens = 0
-    for request, (prompt, answer) in enumerate(
-        zip(workload.prompts(), workload.generated(), strict=True)
-    ):
-        hit = pool.allocate_slots(request, prompt)
-        assert hit is not None, "the pool was sized for everything"
-        hit_tokens += hit.num_tokens
-        pool.append_tokens(request, answer[: seq_len - workload.input_len])
-    shared = pool.block_table()
+    answers = [answer[: seq_len - workload.input_len] for answer in workload.generated()]
+    shared, hit_tokens = allocate(workload.primers(), workload.prompts(), answers, block_size)
     return Step(
         workload=workload,
         block_size=block_size,
@@ -87,6 +76,38 @@ def decode_step(workload: Workload, *, block_size: int = 16, step: str = "mid") 
         hit_blocks=hit_tokens / block_size / workload.batch,
         prompt_blocks=workload.input_len // block_size,
     )
+
+
+def allocate(
+    primers: Sequence[Any], prompts: Sequence[Any], answers: Sequence[Any], block_size: int
+) -> tuple[BlockTable, int]:
+    """Put requests into a pool that is large enough, after primers that leave their prefixes in it.
+
+    Args:
+        primers: int32 [tokens] each.
+        prompts: int32 [tokens], one a request.
+        answers: the tokens that each request has generated.
+        block_size: tokens per block.
+
+    Returns:
+        The block table of all requests, and how many prompt tokens were found in the pool.
+    """
+    longest = max(
+        len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)
+    )
+    # room for all requests and primers side by side: nothing is evicted, whatever is shared
+    room = blocks_of(len(primers) + len(prompts), longest, block_size)
+    pool = BlockPool(room + 1, block_size=block_size)
+    for group, prefix in enumerate(primers):
+        pool.allocate_slots(("primer", group), prefix)
+        pool.free(("primer", group))
+    hit_tokens = 0
+    for request, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        hit = pool.allocate_slots(request, prompt)
+        assert hit is not None, "the pool was sized for everything"
+        hit_tokens += hit.num_tokens
+        pool.append_tokens(request, answer)
+    return pool.block_table(), hit_tokens
 
 
 def tables_step(tables: BlockTable) -> Step:

@@ -1,12 +1,13 @@
 """The items of a campaign, the most valuable first. What they measure is `bench`'s."""
 
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 from apclab import bench, specs
+from apclab.bench import peers as others
 from apclab.campaign.context import Context, Item, Settings, one
 from apclab.campaign.ncu import count_bytes
+from apclab.clock import environment
 from apclab.results import Record, gain_of
 from apclab.workload import Workload
 
@@ -21,7 +22,7 @@ _PEER_SHARES = (18, 0, 9)
 
 def doctor(context: Context) -> None:
     """Versions, host, clocks, memory, read rates of the machine."""
-    context.send("row", bench.facts(context.kind))
+    context.send("row", environment(context.kind))
     ladder = bench.measure_ladder(
         kind=context.kind, budget_s=0.5, cancelled=context.cancelled, progress=context.tell
     )
@@ -97,11 +98,6 @@ def cold_warm(context: Context) -> None:
 
 def peers(context: Context) -> None:
     """The kernels of others that import here, beside ours."""
-    try:
-        others = import_module("apclab.bench.peers")
-    except ImportError:
-        context.left_out = "this version compares with no peers"
-        return
     settings = others.settings(dtypes=(context.settings.dtype,), shares=_PEER_SHARES)
     for setting in context.points(settings):
         act = partial(

@@ -203,24 +203,14 @@ def _why(campaign: Campaign) -> str:
 
 
 def _keep(campaign: Campaign, records: list[Record]) -> None:
-    """Append records; those of peers have a form and a file of their own."""
-    of_peers = [record for record in records if "kernel" in record]
-    ours = [record for record in records if "kernel" not in record]
-    _append(campaign, campaign.path, ours)
-    campaign.records += [r for r in ours if results.kind_of(r) == "decode"]
-    campaign.rates += [r for r in ours if results.kind_of(r) == "calibration"]
-    if of_peers and (check := getattr(results, "validate_peer", None)):
-        path = campaign.path.with_name(f"{campaign.path.stem}-peers.jsonl")
-        _append(campaign, path, of_peers, check=check)
-
-
-def _append(campaign: Campaign, path: Path, records: list[Record], **how: Any) -> None:
     """Append records; where the disk takes no more, keep them for the screen and end."""
     try:
-        results.append(path, records, **how)
+        results.append(campaign.path, records)
     except OSError as error:
         campaign.error = campaign.error or error
         campaign.unwritten += records
+    campaign.records += [r for r in records if results.kind_of(r) == "decode"]
+    campaign.rates += [r for r in records if results.kind_of(r) == "calibration"]
 
 
 def _close(
@@ -249,7 +239,7 @@ def _close(
         "seconds": seconds,
         "rows": list(rows),
     }
-    _append(campaign, campaign.path, [record])
+    _keep(campaign, [record])
     campaign.ends.append(record)
 
 

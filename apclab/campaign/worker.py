@@ -24,8 +24,8 @@ from apclab.clock import Cancelled, alone
 def work(pipe: Connection, stop: Event, settings: Settings, items: Sequence[Item]) -> None:
     """Answer "hello", then each (item's number, its seconds, the campaign's, its first point).
 
-    Sends ("hello", facts) or ("missing", why), and for an item ("records" | "peers" | "row" |
-    "progress", ...) and last ("end", (status, reason, lost, points done)). The other end closes.
+    Sends ("hello", facts) or ("missing", why), and for an item ("records" | "row" | "progress",
+    ...) and last ("end", (status, reason, lost, points done)). The other end closes.
     """
     # a signal may reach the whole group; the campaign says when to stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -85,7 +85,7 @@ def _hello(settings: Settings) -> dict[str, Any]:
     return {
         "backend": how.backend,
         "kind": how.kind,
-        "cases": bench.cases_here(how.backend),
+        "cases": bench.CASES,
         "asked": f"{settings.model}, {settings.dtype}",
         **bench.describe(how.kind),
     }

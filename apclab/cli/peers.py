@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from apclab.bench import OutOfMemory
 from apclab.bench.peers import (
     SHAPES,
     SHARES,
@@ -24,7 +25,7 @@ from apclab.bench.peers import (
 )
 from apclab.cli.terminal import CommandError, stderr, stdout, watch
 from apclab.clock import Cancelled
-from apclab.results import append, load, validate_peer
+from apclab.results import append, load
 
 Names = list[str] | None
 
@@ -41,7 +42,10 @@ def peers(
         int | None, typer.Option(help="Of every CPU kernel; all if left out.")
     ] = None,
     budget: Annotated[float, typer.Option(help="Seconds of timing a setting.")] = 5.0,
-    memory: Annotated[float, typer.Option(help="GB that K and V may take in all layouts.")] = 5.0,
+    memory: Annotated[
+        float | None,
+        typer.Option(help="GB that all of it may take; 80 % of what is at hand if left out."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Records, appended.")] = Path(
         "apclab-results/peers.jsonl"
     ),
@@ -49,7 +53,7 @@ def peers(
 ) -> None:
     """Time our kernels and others on the same tables and bytes, each checked before."""
     if report is not None:
-        records, problems = load(report, check=validate_peer)
+        records, problems = load(report, kind="peer")
         for problem in problems:
             stderr().print(problem)
     else:
@@ -69,11 +73,15 @@ def peers(
                 try:
                     found = measure_peers(
                         setting, kind=kind, who=who, threads=threads, budget_s=budget,
-                        memory_limit=int(memory * 1e9), cancelled=seen.cancelled, progress=tell,
+                        memory_limit=None if memory is None else int(memory * 1e9),
+                        cancelled=seen.cancelled, progress=tell,
                     )  # fmt: skip
                 except Cancelled as stop:
                     found = stop.records
-                append(out, found, check=validate_peer)
+                except OutOfMemory as error:
+                    stderr().print(f"{said}: {error}")
+                    continue
+                append(out, found)
                 records += found
                 if seen.cancelled():
                     break

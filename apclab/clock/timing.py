@@ -78,7 +78,7 @@ def interleave(
         budget_s: seconds after which no new round starts, once min_rounds are done.
         between: called untimed before each timed call, with the launch that comes next: to empty
             a cache, or to warm it.
-        timer: calls a launch and returns its seconds; `wall_time` if None.
+        timer: calls a launch and returns its seconds; the wall's clock if None.
         min_rounds: rounds in any case.
         max_rounds: rounds at most.
         unsettled: asked once the budget is spent, with the samples so far; true asks for one more
@@ -96,7 +96,6 @@ def interleave(
     """
     if not cases or not all(cases.values()):
         raise ValueError(f"each case needs at least one launch, got {_counts(cases)}")
-    timer = wall_time if timer is None else timer
     samples: dict[str, list[float]] = {name: [] for name in cases}
     forwards = list(cases)
     start = perf_counter()
@@ -107,7 +106,12 @@ def interleave(
             launch = cases[name][turn % len(cases[name])]
             if between is not None:
                 between(launch)
-            seconds = timer(launch)
+            if timer is None:  # as `wall_time`, without a call between the clock and the launch
+                begin = perf_counter()
+                launch()
+                seconds = perf_counter() - begin
+            else:
+                seconds = timer(launch)
             if turn > 0:
                 samples[name].append(seconds)
         spent = perf_counter() - start

@@ -1,10 +1,11 @@
 """What a measurement is: its record, JSON Lines in and out, tables, the sentence. Nothing is timed.
 
-`record` and `kinds` define and check records, `store` writes and reads files of them, `tables`
-turns them into pandas tables; `gain` and `places` judge what they say of two cases, `sentence` puts
-that into words. Writing and judging records needs no pandas.
+`field`, `record` and `kinds` define and check records, `store` writes and reads files of them,
+`tables` turns them into pandas tables; `gain` and `places` judge what they say of two cases,
+`sentence` puts that into words. Writing and judging records needs no pandas.
 """
 
+from apclab.results.field import SCHEMA, Record
 from apclab.results.gain import (
     SAME_PRIVATE,
     Gain,
@@ -18,9 +19,15 @@ from apclab.results.gain import (
     pooled,
     unsettled,
 )
-from apclab.results.kinds import CALIBRATION_FIELDS, CAMPAIGN_FIELDS, PROBES, kind_of, validate
-from apclab.results.peer import PEER_FIELDS, PEER_SCHEMA, validate_peer
-from apclab.results.record import RECORD_FIELDS, SCHEMA, Record
+from apclab.results.kinds import (
+    CALIBRATION_FIELDS,
+    CAMPAIGN_FIELDS,
+    PEER_FIELDS,
+    PROBES,
+    kind_of,
+    validate,
+)
+from apclab.results.record import RECORD_FIELDS
 from apclab.results.sentence import finding
 from apclab.results.store import append, destination, load, measured_dir
 from apclab.results.tables import decode_times, frame, ladder, load_results, published
@@ -29,7 +36,6 @@ __all__ = [
     "CALIBRATION_FIELDS",
     "CAMPAIGN_FIELDS",
     "PEER_FIELDS",
-    "PEER_SCHEMA",
     "PROBES",
     "RECORD_FIELDS",
     "SAME_PRIVATE",
@@ -57,5 +63,4 @@ __all__ = [
     "published",
     "unsettled",
     "validate",
-    "validate_peer",
 ]

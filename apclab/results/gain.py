@@ -6,7 +6,7 @@ from itertools import combinations
 from statistics import median, quantiles
 from typing import Any, Literal, NamedTuple
 
-from apclab.results.record import Record
+from apclab.results.field import Record
 
 # medians closer than this are the same, however tight their bands
 _SAME = 1.02

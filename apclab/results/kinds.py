@@ -1,29 +1,36 @@
-"""Records that are no decode step: a calibration probe, an item of a campaign. No files here.
+"""Records of other kinds: a calibration probe, a kernel among peers, an item of a campaign.
 
 They live in the same files as the records of decode steps and say so in `kind`; a record without
-`kind` is that of a decode step.
+`kind` is that of a decode step. No files here.
 """
 
 import math
 from typing import Any
 
 from apclab.results import record as decode
+from apclab.results.field import (
+    Field,
+    Record,
+    check_fields,
+    flag,
+    integer,
+    is_plain,
+    number,
+    one_of,
+    or_null,
+    positive,
+    show,
+    text,
+)
 from apclab.results.record import (
     _ROUNDING,
     RECORD_FIELDS,
-    Field,
-    Record,
-    _integer,
-    _is_plain,
-    _number,
-    _one_of,
-    _positive,
-    _text,
-    check_fields,
+    check_bounds,
+    check_consistency,
     check_percentiles,
 )
 
-KINDS = ("decode", "calibration", "campaign")
+KINDS = ("decode", "calibration", "peer", "campaign")
 # what a calibration measures, and the unit of its value
 PROBES = {
     "distinct": "bytes/s",
@@ -36,7 +43,7 @@ _OBJECT = "an object of plain JSON values"
 
 
 def _is_object(value: Any) -> bool:
-    return isinstance(value, dict) and _is_plain(value)
+    return isinstance(value, dict) and is_plain(value)
 
 
 _COMMON = ("schema", "apclab", "commit", "dirty", "created", "environment", "notes")
@@ -48,9 +55,9 @@ _DEVICE = tuple(name for name in RECORD_FIELDS if name.startswith("device."))
 _MODEL = tuple(name for name in RECORD_FIELDS if name.startswith("model."))
 
 CALIBRATION_FIELDS: dict[str, Field] = {
-    "kind": _one_of("which fields a record has", "calibration"),
+    "kind": one_of("which fields a record has", "calibration"),
     **{name: RECORD_FIELDS[name] for name in (*_COMMON, *_TIMED, *_DEVICE, *_MODEL)},
-    "probe": _one_of(
+    "probe": one_of(
         "distinct: every table entry its own block; shared: all requests have the same blocks; "
         "one_block: every entry is one block; launch: the smallest step; product: of matrices",
         *PROBES,
@@ -58,24 +65,50 @@ CALIBRATION_FIELDS: dict[str, Field] = {
     "asked": Field(
         "batch and seq_len of the step, or m, n, k and dtype of the product", _OBJECT, _is_object
     ),
-    "logical_bytes": _integer("KV bytes that a call asks for; 0 for a product", 0),
-    "distinct_bytes": _integer("KV bytes of its blocks, each counted once; 0 for a product", 0),
-    "flops": _integer("multiplications and additions of a product; 0 else", 0),
-    "value": _positive("logical_bytes or flops / p50, or p50 itself"),
-    "unit": _one_of("of the value", *dict.fromkeys(PROBES.values())),
+    "logical_bytes": integer("KV bytes that a call asks for; 0 for a product", 0),
+    "distinct_bytes": integer("KV bytes of its blocks, each counted once; 0 for a product", 0),
+    "flops": integer("multiplications and additions of a product; 0 else", 0),
+    "value": positive("logical_bytes or flops / p50, or p50 itself"),
+    "unit": one_of("of the value", *dict.fromkeys(PROBES.values())),
+}
+
+# fields that only a kernel that was timed has
+_OF_TIME = (
+    *("samples_us", "p20_us", "p50_us", "p80_us", "logical_bytes", "distinct_bytes", "gb_per_s"),
+)
+PEER_FIELDS: dict[str, Field] = {
+    "kind": one_of("which fields a record has", "peer"),
+    **{
+        name: RECORD_FIELDS[name]
+        for name in (*_COMMON, *_DEVICE, *_MODEL, "kernel_sha256", "l2", "step", "seq_len")
+    },
+    **{name: field for name, field in RECORD_FIELDS.items() if name.startswith("workload.")},
+    "model.layout": or_null(
+        text("of the kernel's cache, in its own words; null when it never ran")
+    ),
+    "threads": RECORD_FIELDS["threads"],
+    **{name: or_null(RECORD_FIELDS[name]) for name in ("layers", "pool_bytes", *_OF_TIME)},
+    **{name: or_null(RECORD_FIELDS[name]) for name in ("max_error", "error_bound", "checked")},
+    "kernel.name": text("as the table calls it"),
+    "kernel.ours": flag("whether it is one of apclab's"),
+    "kernel.versions": Field("of its libraries; null when missing", _OBJECT, _is_object),
+    "share.shared": integer("table entries of a request that others name, too", 0),
+    "share.entries": integer("table entries of a request, in blocks of 16", 1),
+    "status": one_of("what became of it", "timed", "wrong", "failed"),
+    "reason": or_null(text("why it was not timed")),
 }
 
 CAMPAIGN_FIELDS: dict[str, Field] = {
-    "kind": _one_of("which fields a record has", "campaign"),
+    "kind": one_of("which fields a record has", "campaign"),
     **{name: RECORD_FIELDS[name] for name in _COMMON},
     "device": Field("what ran it; empty when nothing did", _OBJECT, _is_object),
-    "item": _text("what was to be done"),
-    "status": _one_of(
+    "item": text("what was to be done"),
+    "status": one_of(
         "how it went; part: not all its points; lost: the device was gone",
         *("done", "part", "failed", "left out", "lost", "stopped"),
     ),
     "reason": Field("why it is not done; empty when it is", "text", lambda v: isinstance(v, str)),
-    "seconds": _number("time that it took", 0),
+    "seconds": number("time that it took", 0),
     "rows": Field(
         "what it found, besides records of its own",
         "a list of objects of plain JSON values",
@@ -102,6 +135,8 @@ def validate(record: object) -> None:
     match kind:
         case "calibration":
             _check_calibration(check_fields(record, CALIBRATION_FIELDS))
+        case "peer":
+            _check_peer(check_fields(record, PEER_FIELDS))
         case "campaign":
             flat = check_fields(record, CAMPAIGN_FIELDS)
             if (flat["status"] == "done") != (flat["reason"] == ""):
@@ -116,6 +151,21 @@ def validate(record: object) -> None:
             raise ValueError(f"kind must be one of {names}, or left out; got {other!r}")
 
 
+def _check_peer(flat: dict[str, Any]) -> None:
+    timed = flat["status"] == "timed"
+    if timed is not (flat["reason"] is None):
+        raise ValueError(f"reason must be null exactly when timed, got {show(flat['reason'])}")
+    for name in _OF_TIME:
+        if timed is (flat[name] is None):
+            raise ValueError(f"{name} must be there exactly when timed, got {show(flat[name])}")
+    if timed:
+        for name in ("max_error", "error_bound", "checked"):
+            if flat[name] is None:
+                raise ValueError(f"{name} must be there when timed: no speed without a check")
+        check_percentiles(flat)
+        check_consistency(flat)
+
+
 def _check_calibration(flat: dict[str, Any]) -> None:
     check_percentiles(flat)
     if flat["unit"] != PROBES[flat["probe"]]:
@@ -127,13 +177,4 @@ def _check_calibration(flat: dict[str, Any]) -> None:
     value = amount[flat["unit"]] / seconds
     if not math.isclose(value, flat["value"], rel_tol=_ROUNDING):
         raise ValueError(f"value must be {value:.6g} {flat['unit']}, got {flat['value']}")
-    if flat["distinct_bytes"] > flat["logical_bytes"]:
-        raise ValueError(
-            f"distinct_bytes must not exceed logical_bytes {flat['logical_bytes']}, "
-            f"got {flat['distinct_bytes']}"
-        )
-    if flat["max_error"] > flat["error_bound"]:
-        raise ValueError(
-            f"max_error must not exceed error_bound {flat['error_bound']}, "
-            f"got {flat['max_error']}: a wrong result has no speed"
-        )
+    check_bounds(flat)

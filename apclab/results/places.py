@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from apclab.results.field import Record
 from apclab.results.gain import (
     SAME_PRIVATE,
     Gain,
@@ -14,7 +15,6 @@ from apclab.results.gain import (
     point_of,
     pooled,
 )
-from apclab.results.record import Record
 
 # what is asked of a point, in the order in which it is named; seq_len follows from the rest
 ASKED = {

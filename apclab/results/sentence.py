@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from apclab.results.field import Record
 from apclab.results.gain import Gain, Pair, middle_of
 from apclab.results.places import ASKED, Place, places_of
-from apclab.results.record import Record
 
 # which cases are compared: the first two that are there
 _PAIRS = (("private", "shared"), ("private", "cascade"), ("shared", "cascade"))

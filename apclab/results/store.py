@@ -11,8 +11,8 @@ from datetime import datetime
 from pathlib import Path
 
 from apclab import data_dir
+from apclab.results.field import Record
 from apclab.results.kinds import kind_of, validate
-from apclab.results.record import Record
 
 if sys.platform != "win32":
     import fcntl
@@ -110,7 +110,7 @@ def load(
 
     Args:
         path: file or folder.
-        kind: "decode", "calibration" or "campaign"; records of other kinds are passed over.
+        kind: "decode", "calibration", "peer" or "campaign"; records of other kinds are passed over.
         check: as in `append`; what another check lets through has no kind.
 
     Returns:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from apclab import data_dir
 from apclab.arguments import instance
+from apclab.results.field import Record
 from apclab.results.gain import dram_rates, point_of
-from apclab.results.record import Record
 from apclab.results.store import load, measured_dir
 
 if TYPE_CHECKING:  # writing records needs no pandas: machines that only measure may lack it

@@ -9,6 +9,7 @@ from apclab import bench
 from apclab.specs import model
 from apclab.workload import ISSUE_4860, OWN_HISTORY, Workload
 from tests.marks.conftest import Mark, Measured, ratio
+from tests.marks.touch import measure_touch
 
 LLAMA = model("llama-13b")  # 40 heads of 128
 # 64 requests x 304 tokens at the first step: 303 in
@@ -25,7 +26,7 @@ def rates(dtype: str, layout: str, order: str, turn: int) -> dict[str, Measured]
     """Rate of the load-only pass over that of a plain read, and of decode over load-only."""
     assert turn >= 0
     step = bench.decode_step(BATCH_64, step="first")
-    timed = bench.measure_touch(
+    timed = measure_touch(
         step, LLAMA, cases=("private",), dtype=dtype, layout=layout, order=order, budget_s=3.0
     )["private"]
     logical = step.private.sharing().logical_bytes(LLAMA.token_bytes(dtype))

@@ -5,7 +5,7 @@ The peers are never dependencies: what does not import is reported with its reas
 
 from apclab.bench.peers.marks import Mark, Row, marks, rows
 from apclab.bench.peers.measure import candidates, measure_peers
-from apclab.bench.peers.problem import SHAPES, SHARES, Setting, settings
+from apclab.bench.peers.setting import SHAPES, SHARES, Setting, settings
 
 __all__ = [
     "SHAPES",

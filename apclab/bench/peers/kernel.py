@@ -1,10 +1,13 @@
-"""A kernel in the comparison, and how a torch function becomes one."""
+"""A kernel in the comparison, and what its adapter takes of a bound step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from apclab.attention import Launch, as_torch, place
-from apclab.bench.peers.problem import Problem
+from apclab.bench.bound import Bound
 
 
 class Kernel(NamedTuple):
@@ -24,17 +27,58 @@ class Candidate(NamedTuple):
     name: str
     distributions: tuple[str, ...]  # whose versions are recorded
     block_size: int
-    bind: Callable[[Problem], list[Kernel]]
+    bind: Callable[[Bound], list[Kernel]]  # the adapter: a step in blocks of that size -> launches
+    copies: int = 0  # of K and V that its launches hold, beside the pool
 
 
-def torch_query(problem: Problem) -> Any:
-    """The query as a tensor, [batch, num_heads, head_size]."""
-    return as_torch(problem.query) if place(problem.query) == "numpy" else problem.query
+class Layer(NamedTuple):
+    """Keys and values of one layer."""
+
+    keys: Any  # [num_blocks, block_size, num_kv_heads, head_size], or heads first in HND
+    values: Any
 
 
-def torch_layer(problem: Problem, index: int, layout: str = "NHD") -> tuple[Any, Any]:
-    """Keys and values of a layer as tensors over the same bytes."""
-    made = problem.layer(index, layout)
-    if problem.kind == "cuda":
-        return made.keys, made.values
-    return as_torch(made.keys), as_torch(made.values)
+def table_of(bound: Bound) -> Any:
+    """The block table that all kernels have."""
+    return bound.tables["shared"]
+
+
+def scale_of(bound: Bound) -> float:
+    """Factor of the scores."""
+    return float(bound.model.head_size**-0.5)
+
+
+def layers_of(bound: Bound, layout: str = "NHD") -> Iterable[Layer]:
+    """Keys and values of each layer in a layout; copies unless it is NHD with 16 tokens."""
+    for keys, values in zip(bound.keys, bound.values, strict=True):
+        if layout == "HND":
+            keys, values = (pool.swapaxes(1, 2) for pool in (keys, values))
+            if bound.how.kind == "cpu":
+                keys, values = np.ascontiguousarray(keys), np.ascontiguousarray(values)
+            else:
+                keys, values = keys.contiguous(), values.contiguous()
+        yield Layer(keys, values)
+
+
+def tensor(array: Any) -> Any:
+    """A torch tensor over the same bytes."""
+    return as_torch(array) if place(array) == "numpy" else array
+
+
+def torch_arrays(bound: Bound) -> tuple[Any, Any, Any]:
+    """Query [batch, num_heads, head_size], block table and lengths as tensors where K and V are."""
+    ids, lens = bound.arrays("shared")
+    return tensor(bound.query), tensor(ids), tensor(lens)
+
+
+def torch_layers(bound: Bound) -> Iterable[Layer]:
+    """Keys and values of each layer as tensors."""
+    return (Layer(tensor(keys), tensor(values)) for keys, values in layers_of(bound))
+
+
+def torch_kernel(name: str, bound: Bound, act: Callable[..., None], out: Any) -> Kernel:
+    """The kernel of a function of a layer's keys and values, both in NHD, that writes `out`."""
+    return Kernel(name, "NHD", [
+        Launch(partial(act, keys, values), name, "NHD", "request", out)
+        for keys, values in torch_layers(bound)
+    ])  # fmt: skip

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 
 from apclab.attention import Launch
-from apclab.bench.peers.kernel import Kernel
-from apclab.bench.peers.problem import Layer, Problem
+from apclab.bench.bound import Bound
+from apclab.bench.peers.kernel import Kernel, Layer, layers_of, scale_of, table_of
 
 BLOCK_SIZE = 32  # the CPU plugin accepts no other
 _PRECISION = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
-def bind(problem: Problem) -> list[Kernel]:
+def bind(bound: Bound) -> list[Kernel]:
     """One compiled model, one request a layer.
 
     The operation also stores the new token's key and value; it is given those that the cache
@@ -24,31 +24,29 @@ def bind(problem: Problem) -> list[Kernel]:
     """
     import openvino
 
-    shape, precision = problem.setting.shape, _PRECISION[problem.setting.dtype]
+    shape, precision = bound.model, _PRECISION[bound.how.dtype]
     compiled = openvino.Core().compile_model(
-        _model(problem, precision),
+        _model(bound, precision),
         "CPU",
         {
-            "INFERENCE_NUM_THREADS": problem.threads,
+            "INFERENCE_NUM_THREADS": bound.threads,
             "KV_CACHE_PRECISION": precision,
             "INFERENCE_PRECISION_HINT": precision,
         },
     )
     launches = []
-    for index in range(problem.layers):
+    for layer in layers_of(bound, "HND"):
         request = compiled.create_infer_request()
-        feed = _feed(problem, problem.layer(index, "HND"))
+        feed = _feed(bound, layer)
         for name, array in feed.items():
             request.set_tensor(name, _tensor(array))
         # float32 out, whatever the cache is
-        out = np.full(
-            (problem.setting.batch, shape.num_heads * shape.head_size), np.nan, np.float32
-        )
+        out = np.full((len(bound.query), shape.num_heads * shape.head_size), np.nan, np.float32)
         request.set_output_tensor(openvino.Tensor(out, shared_memory=True))
         launches.append(
             Launch(
                 partial(_infer, request, feed), "openvino", "HND", "request",
-                out.reshape(problem.query.shape),
+                out.reshape(bound.query.shape),
             )
         )  # fmt: skip
     return [Kernel(f"OpenVINO, block {BLOCK_SIZE}", "OpenVINO's", launches)]
@@ -59,12 +57,12 @@ def _infer(request: Any, _feed: dict[str, Any]) -> None:
     request.infer()
 
 
-def _model(problem: Problem, precision: str) -> Any:
+def _model(bound: Bound, precision: str) -> Any:
     """The operation alone; its 28 inputs in order, those of unused features empty."""
     import openvino
     from openvino import opset13 as op
 
-    shape, types = problem.setting.shape, openvino.Type
+    shape, types = bound.model, openvino.Type
     cache = getattr(types, precision)
     inputs: dict[str, Any] = {}
 
@@ -91,11 +89,11 @@ def _model(problem: Problem, precision: str) -> Any:
         given("subsequence_begins", types.i32, [-1]),
         given("block_indices", types.i32, [-1]),
         given("block_indices_begins", types.i32, [-1]),
-        number(np.float32(problem.scale)),
+        number(np.float32(scale_of(bound))),
         zero,  # sliding window
         empty(np.float32),  # ALiBi slopes
         given("max_context_len", types.i32, []),
-        op.constant(np.zeros(problem.setting.batch, np.int32)),  # score aggregation windows
+        op.constant(np.zeros(len(bound.query), np.int32)),  # score aggregation windows
         *(none, none, empty(np.float32)),  # rotation of cached keys
         *(empty(np.float32), zero, zero),  # XAttention
         empty(np.float32),  # sinks
@@ -111,9 +109,9 @@ def _model(problem: Problem, precision: str) -> Any:
     return openvino.Model([node.output(0)], list(inputs.values()), "paged_attention")
 
 
-def _feed(problem: Problem, layer: Layer) -> dict[str, Any]:
+def _feed(bound: Bound, layer: Layer) -> dict[str, Any]:
     """The model's inputs: queries, the new token as the cache holds it, caches, tables as CSR."""
-    table, batch = problem.table, problem.setting.batch
+    table, batch = table_of(bound), len(bound.query)
     csr, last = table.csr(), table.seq_lens - 1
     block = table.block_tables[np.arange(batch), last // table.block_size]
     new = [
@@ -121,7 +119,7 @@ def _feed(problem: Problem, layer: Layer) -> dict[str, Any]:
         for cache in layer
     ]
     return {
-        "query": problem.query.reshape(batch, -1).astype(np.float32),
+        "query": bound.query.reshape(batch, -1).astype(np.float32),
         "key": new[0],
         "value": new[1],
         "key_cache": layer.keys,

