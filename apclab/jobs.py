@@ -11,12 +11,22 @@ Steps = Callable[[], Iterator[tuple[float, Any]]]
 
 # one measuring job per process: two threads inside numba's workqueue layer abort the process
 _measuring = threading.Lock()
-_holder = ""
+_holder: "Job | None" = None
+_refused: "set[Job]" = set()  # that found the process busy, and hear when it is free
 
 
 def busy() -> str:
     """Name of the job that is running in this process, "" when none is."""
-    return _holder
+    return _holder.name if _holder else ""
+
+
+def cancel() -> str:
+    """Ask the job that is running in this process to stop; its name, "" when none is."""
+    job = _holder
+    if job is None:
+        return ""
+    job.cancel()
+    return job.name
 
 
 class Job:
@@ -62,23 +72,27 @@ class Job:
         self._worker: int | None = None
         self._pending = False
         self._published = 0.0
-        self._warm: tuple[float, float] | None = None  # time and progress after the first step
+        self._since, self._at = 0.0, 0.0  # when the step that runs began, and at what progress
+        self._last: tuple[float, float] | None = None  # seconds and progress of the last step
 
     def start(self, steps: Steps) -> bool:
         """Run `steps()` in a worker thread; it yields (fraction done, value) after each step.
 
         Returns:
-            False when this or another job of the process is running (`busy()` names it).
+            False when this or another job of the process is running (`busy()` names it); its end
+            is published by this one, too.
         """
         global _holder
         if not _measuring.acquire(blocking=False):
+            _refused.add(self)
             return False
-        _holder = self.name
+        _holder = self
+        _refused.discard(self)
         self._cancel.clear()
         self._ended.clear()
         self.error, self.exception, self.latest = "", None, None
         self.progress, self.status = 0.0, "running"
-        self._warm = None
+        self._since, self._at, self._last = time.monotonic(), 0.0, None
         self._publish()
         # ipykernel finds the cell a message belongs to through context variables
         context = contextvars.copy_context()
@@ -113,15 +127,18 @@ class Job:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds left at the pace since the first step, None while that is not known.
+        """Seconds left if the steps to come take as long as the last whole one, None before it.
 
-        In the first step kernels are compiled and the machine is looked at, once.
+        The first step does not count: in it kernels are compiled and the machine is looked at,
+        once. Nor does the progress inside a step: what is not timing takes its time and hardly
+        moves it.
         """
-        if self.status != "running" or self._warm is None:
+        if self.status != "running" or self._last is None:
             return None
-        since, before = self._warm
-        done = self.progress - before
-        return (time.monotonic() - since) * (1.0 - self.progress) / done if done > 0.0 else None
+        seconds, part = self._last
+        steps = (1.0 - self._at) / part
+        spent = min(time.monotonic() - self._since, seconds)
+        return max(steps * seconds - spent, 0.0)
 
     def _work(self, steps: Steps) -> None:
         global _holder
@@ -129,7 +146,7 @@ class Job:
         end: Status = "cancelled"  # what an interrupt leaves behind when there are no threads
         try:
             for fraction, value in steps():
-                self._warm = self._warm or (time.monotonic(), fraction)
+                self._step_done(fraction)
                 self.report(fraction, value)
                 if self._cancel.is_set():
                     break
@@ -140,10 +157,18 @@ class Job:
         finally:
             self._worker = None
             self.status = end
-            _holder = ""
+            _holder = None
             _measuring.release()
             self._publish()
             self._ended.set()
+            while _refused:
+                _refused.pop()._publish()
+
+    def _step_done(self, fraction: float) -> None:
+        now = time.monotonic()
+        if self._at > 0.0 and fraction > self._at:
+            self._last = (now - self._since, fraction - self._at)
+        self._since, self._at = now, fraction
 
     def _publish_if_due(self) -> None:
         if self._pending and time.monotonic() - self._published >= self._period:

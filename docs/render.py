@@ -103,6 +103,10 @@ def _tidy(notebook: Any, panels: dict[str, str]) -> None:
                 data["text/plain"] = re.sub(r" at 0x[0-9a-f]{6,}", "", data["text/plain"])
             if "text/html" in data:  # pandas gives each styled table a random name
                 data["text/html"] = re.sub(r"\bT_[0-9a-f]{5}", f"T_{own[:5]}", data["text/html"])
+            if "text/html" in data:  # and a panel to what the file keeps of it
+                data["text/html"] = re.sub(
+                    r"\bapclab-[0-9a-f]{32}\b", f"apclab-{own[:32]}", data["text/html"]
+                )
             if WIDGET in data:
                 data["text/plain"] = "a live panel: run the notebook"
                 # as it was when the last cell had run, which is what the page shows too

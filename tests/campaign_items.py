@@ -6,12 +6,19 @@ import time
 
 from apclab.campaign import Context
 from apclab.campaign.context import DeviceLost
+from tests.sample_records import sample_record
 
 
 def good(context: Context) -> None:
     """Finds something."""
     context.done += 1
     context.send("row", {"pid": os.getpid()})
+
+
+def measures(context: Context) -> None:
+    """Sends a record, then works until it is told to stop."""
+    context.send("records", [sample_record()])
+    patient(context)
 
 
 def raises(_context: Context) -> None:

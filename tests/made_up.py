@@ -63,7 +63,7 @@ if __name__ == "__main__":
     os.environ[_ASKED] = " ".join(sys.argv[1:4])
     install(Machine(*map(int, sys.argv[1:4])))
     del sys.argv[1:4]
-    from apclab.cli import main
+    from apclab.__main__ import main
 
     try:
         sys.exit(main())

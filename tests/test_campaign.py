@@ -1,5 +1,7 @@
 """The campaign: in order, within its budget, whatever fails; and it needs no more than it says."""
 
+import errno
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from apclab import bench, campaign, results
-from apclab.campaign import Context, Item, Settings, items, run, run_campaign
+from apclab.campaign import Context, Item, Settings, child, command, items, run, run_campaign
 from apclab.campaign.table import roofline_rows, screen
 from apclab.clock import Cancelled
 from apclab.workload import Workload
@@ -119,7 +121,7 @@ def test_a_wish_to_stop_keeps_what_was_done(tmp_path: Path) -> None:
 
 
 def test_nothing_to_measure_with_is_said(tmp_path: Path) -> None:
-    with pytest.raises(run.Missing, match="ValueError: dtype must be one of float32"):
+    with pytest.raises(child.Missing, match="ValueError: dtype must be one of float32"):
         run_items(tmp_path, campaign_items.good, settings=Settings(dtype="fp8"))
 
 
@@ -352,6 +354,7 @@ def test_a_bad_end_of_an_item_is_refused(
         (["--items", "grid,gird"], "--items must be some of doctor, correctness"),
         (["--model", "lama-13b"], "did you mean llama-13b"),
         (["--dtype", "fp8"], "invalid choice"),
+        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
     ],
 )
 def test_bad_arguments(
@@ -360,7 +363,9 @@ def test_bad_arguments(
     assert campaign.main(["--out", str(tmp_path), *argv]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert words in shown.err
+    (line,) = shown.err.splitlines()
+    assert line.startswith("apclab: ")
+    assert words in line
     assert list(tmp_path.iterdir()) == []
 
 
@@ -374,9 +379,9 @@ def test_a_folder_that_cannot_be_written(
 
 
 def test_help_lists_the_items(capsys: pytest.CaptureFixture[str]) -> None:
-    from apclab.cli import run as command
+    from apclab.cli import run as run_command
 
-    assert command(["campaign", "--help"]) == 0
+    assert run_command(["campaign", "--help"]) == 0
     shown = capsys.readouterr().out
     assert "correctness" in shown
     assert "--time-budget" in shown
@@ -486,6 +491,56 @@ def test_ctrl_c_keeps_the_table(tmp_path: Path) -> None:
     assert problems == []
     assert [end["item"] for end in found] == ["correctness", "grid", "reuse roofline"]
     assert found[1]["status"] == "stopped"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_worker_ends_with_its_campaign(tmp_path: Path, number: signal.Signals) -> None:
+    argv = [sys.executable, "-m", "apclab", "campaign", "--out", str(tmp_path / "out")]
+    argv += ["--backend", "cpu", "--dtype", "float32", "--items", "correctness,grid"]
+    process = subprocess.Popen(
+        argv, cwd=ROOT, env=environment(tmp_path), text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stderr is not None
+    while not process.stderr.readline().startswith("correctness"):
+        assert process.poll() is None
+    process.send_signal(number)
+    # stderr ends when nobody has it any more, the process that measures included
+    out, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
+    if number == signal.SIGTERM:
+        assert process.returncode == 143, err
+        assert "SIGTERM" in out
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")
+def test_a_full_disk_loses_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = [item(campaign_items.measures), item(campaign_items.good)]
+    monkeypatch.setattr(command, "_chosen", lambda _names: chosen)
+    monkeypatch.setattr(command, "_file", lambda folder: folder / "c.jsonl")
+    (tmp_path / "c.jsonl").symlink_to("/dev/full")
+    assert campaign.main(["--out", str(tmp_path), "--backend", "cpu"]) == 3
+    shown = capsys.readouterr()
+    assert "No space left on device; the records that it lacks are on stdout" in shown.err
+    records = [json.loads(line) for line in shown.out.splitlines() if line.startswith("{")]
+    assert records[0] == sample_record()
+    ends = [record for record in records[1:] if record["kind"] == "campaign"]
+    assert [(end["item"], end["status"]) for end in ends[:2]] == [
+        ("measures", "stopped"),
+        ("good", "stopped"),
+    ]
+    assert ends[1]["reason"] == "No space left on device before it began"
+
+
+def test_no_process_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_context: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("multiprocessing.context.SpawnContext.Event", fail)
+    with pytest.raises(child.Missing, match="Read-only file system; it needs a /dev/shm"):
+        run_items(tmp_path, campaign_items.good)
 
 
 def test_records_of_a_campaign_do_not_disturb_the_lab(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 from apclab import attention, bench, clock, results
 from apclab.cli import doctor, lab, run
 from apclab.workload import OWN_HISTORY, Workload
+from tests import notebooks
 from tests.sample_records import sample_pair
 
 Calls = list[dict[str, Any]]
@@ -217,6 +218,7 @@ def _change(name: str, value: object) -> dict[str, object]:
         (_change("num_blocks", 7), "below num_blocks (7), got 7 in row 0, column 2"),
         (_change("block_tables", -STEP["block_tables"]), "got -5 in row 0"),
         (_change("block_size", 0), "block_size must be"),
+        (_change("block_size", 2**31), "block_size must be at most 2147483647"),
         (_change("block_size", 16.0), "block_size must be one integer, got float64"),
         (_change("num_heads", np.array([2, 2])), "num_heads must be one integer"),
         (_change("head_size", None), "given without head_size"),
@@ -255,6 +257,54 @@ def test_a_damaged_npz(step_file: Callable[..., str], capsys: pytest.CaptureFixt
     assert str(path) in refused(capsys, "decode", "--tables", str(path))
 
 
+def _change_member(path: Path, at: int, value: int) -> None:
+    """Set two bytes of the first member in both headers of a zip (there 2 further)."""
+    content = bytearray(path.read_bytes())
+    for magic, more in ((b"PK\x03\x04", 0), (b"PK\x01\x02", 2)):
+        start = content.index(magic) + at + more
+        content[start : start + 2] = value.to_bytes(2, "little")
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(("at", "value", "words"), [(6, 1, "encrypted"), (8, 99, "compression")])
+def test_members_that_nobody_can_unpack(
+    at: int,
+    value: int,
+    words: str,
+    step_file: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = Path(step_file())
+    _change_member(path, at, value)
+    line = refused(capsys, "decode", "--tables", str(path))
+    assert words in line
+    assert str(path) in line
+
+
+def test_a_member_that_unpacks_to_gigabytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bomb.npz"
+    # 80 MB of zeros are 80 KB in the file
+    np.savez_compressed(path, block_tables=np.zeros((2, 10**7), np.int32), seq_lens=np.ones(2))
+    line = refused(capsys, "decode", "--tables", str(path))
+    assert "block_tables unpacks to 80 MB (20,000,032 ids of 4 bytes)" in line
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_only_regular_files_are_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        assert "not a regular file" in refused(capsys, "decode", "--tables", str(path))
+
+
+def test_a_name_with_a_line_end_costs_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, "decode", "--tables", str(tmp_path / "a\nb\x1b.npz"))
+    assert "a\\nb\\x1b.npz: No such file" in line
+
+
 def test_tables_and_a_workload_exclude_each_other(
     step_file: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -271,6 +321,7 @@ def test_tables_and_a_workload_exclude_each_other(
         ("--batch 0", "batch must be at least 1, got 0"),
         ("--batch -3", "batch must be at least 1, got -3"),
         ("--batch many", "'many'"),
+        ("--input-len 4 --batch 4 --batch=many", "got 'many'"),
         ("--input-len 0", "input_len must be at least 1, got 0"),
         ("--output-len -1", "output_len must be at least 1, got -1"),
         ("--cache-hit 1.2", "cache_hit must be between 0 and 1, got 1.2"),
@@ -327,8 +378,8 @@ def test_what_the_bench_raises(
 
     monkeypatch.setattr(bench, "compare_decode", fail)
     assert words in refused(capsys, "decode", status=status)
-    with pytest.raises(type(error) if status != 3 or isinstance(error, OSError) else Exception):
-        run(["decode", "--debug"])
+    assert run(["decode", "--debug"]) == status
+    assert "Traceback" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--save", "--html"])
@@ -338,6 +389,15 @@ def test_unwritable_outputs_are_found_before_measuring(
     target = tmp_path / "missing" / "out"
     line = refused(capsys, "decode", option, str(target))
     assert f"{option}: cannot write {target}: No such file" in line
+    assert calls == []
+
+
+def test_two_outputs_are_two_files(
+    calls: Calls, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "x")
+    argv = ["decode", "--save", str(tmp_path / "x"), "--html", str(tmp_path / "link")]
+    assert "--save and --html name one file" in refused(capsys, *argv)
     assert calls == []
 
 
@@ -384,23 +444,31 @@ def test_a_failed_save_puts_the_records_on_stdout(
 # --- Ctrl-C
 
 
-def test_ctrl_c_keeps_what_was_measured(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_keeps_what_was_measured(
+    number: signal.Signals,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def compare(*_: object, cancelled: Callable[[], bool], **__: object) -> list[results.Record]:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
         while not cancelled():
             time.sleep(0.01)
         return sample_pair(382.0, 252.5)[:1]
 
     monkeypatch.setattr(bench, "compare_decode", compare)
     path = tmp_path / "kept.jsonl"
-    before = signal.getsignal(signal.SIGINT)
-    assert run(["decode", "--save", str(path)]) == 130
-    assert signal.getsignal(signal.SIGINT) is before
+    before = signal.getsignal(number)
+    assert run(["decode", "--save", str(path)]) == 128 + number
+    assert signal.getsignal(number) is before
     shown = capsys.readouterr()
     assert "382.0" in shown.out
-    assert "stopped" in shown.err
+    named = "Ctrl-C" if number == signal.SIGINT else number.name
+    assert shown.err.endswith(f"apclab: stopped by {named}\n")
     assert len(results.load(path)[0]) == 1
 
 
@@ -417,17 +485,43 @@ def test_records_of_a_cancelled_measurement_are_shown(
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
-def test_ctrl_c_in_a_real_run(step_file: Callable[..., str]) -> None:
+def test_a_second_ctrl_c_ends_with_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compare(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+
+    monkeypatch.setattr(bench, "compare_decode", compare)
+    assert "stopped by Ctrl-C" in refused(capsys, "decode", status=130)
+
+
+def test_every_command_has_the_status_of_its_signal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compiled(*_: object, cancelled: Callable[[], bool], **__: object) -> list[object]:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert cancelled()
+        return []
+
+    monkeypatch.setattr(attention, "compile_kernels", compiled)
+    assert run(["doctor", "--kernels"]) == 130
+    assert "stopped by Ctrl-C" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_in_a_real_run(number: signal.Signals, step_file: Callable[..., str]) -> None:
     argv = ["decode", "--tables", step_file(), "--budget", "60", "--dtype", "float32", "--json"]
     command = [sys.executable, "-m", "apclab", *argv]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, text=True, env=env, **pipes) as process:  # type: ignore[call-overload]
         first = process.stderr.readline()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, err = process.communicate(timeout=60)
     assert first.startswith("measuring"), first + err
-    assert process.returncode == 130, err
+    assert process.returncode == 128 + number, err
     assert "Traceback" not in err
     for line in out.splitlines():
         results.validate(json.loads(line))
@@ -436,7 +530,10 @@ def test_ctrl_c_in_a_real_run(step_file: Callable[..., str]) -> None:
 # --- the lab
 
 
-def test_lab_serves_the_decode_lab(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lab_serves_copies_of_the_notebooks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "execv", lambda program, command: started.append((program, command)))
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
@@ -446,6 +543,10 @@ def test_lab_serves_the_decode_lab(monkeypatch: pytest.MonkeyPatch) -> None:
     ((program, command),) = started
     assert program == sys.executable
     assert "--LabApp.default_url=/lab/tree/00_the_question.ipynb" in command
+    served = tmp_path / "apclab-notebooks"  # to run and save one there changes no committed file
+    assert f"--ServerApp.root_dir={served}" in command
+    shipped = {path.name: path.read_bytes() for path in lab.notebooks().glob("*.ipynb")}
+    assert {path.name: path.read_bytes() for path in served.iterdir()} == shipped
     assert {"--ServerApp.port=8899", "--ServerApp.ip=127.0.0.1"} <= set(command)
     assert "--allow-root" in command
     assert ("--no-browser" in command) == sys.platform.startswith("linux")
@@ -466,7 +567,9 @@ def test_lab_really_starts(tmp_path: Path) -> None:
     }
     env = {key: value for key, value in env.items() if key not in ("DISPLAY", "WAYLAND_DISPLAY")}
     command = [sys.executable, "-m", "apclab", "lab", "--port", "0", "--no-browser"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as process:
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path
+    ) as process:
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
         said = any("/lab/tree/00_the_question.ipynb?token=" in line for line in lines)
@@ -482,12 +585,30 @@ def test_copies_keep_folders_and_never_overwrite(
     (source / "deep").mkdir(parents=True)
     (source / "a.ipynb").write_text("a", encoding="utf-8")
     (source / "deep" / "b.csv").write_text("b", encoding="utf-8")
+    (source / ".ipynb_checkpoints").mkdir()
+    (source / ".ipynb_checkpoints" / "a-checkpoint.ipynb").write_text("old", encoding="utf-8")
     target.mkdir()
     (target / "a.ipynb").write_text("mine", encoding="utf-8")
     lab.copy_notebooks(source, target)
-    assert "1 files copied, 1 already there" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1 files copied, 1 already there" in said
+    assert "not as this version has them: a.ipynb; remove them" in said
     assert (target / "a.ipynb").read_text("utf-8") == "mine"
     assert (target / "deep" / "b.csv").read_text("utf-8") == "b"
+    assert not (target / ".ipynb_checkpoints").exists()
+
+
+def test_a_copy_that_only_was_run_is_this_version_s(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "00_the_question.ipynb"
+    ran = notebooks.read(lab.notebooks() / name)
+    for cell in ran.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], 99
+    notebooks.write(ran, tmp_path / name)
+    lab.copy_notebooks(lab.notebooks(), tmp_path)
+    assert "not as this version" not in capsys.readouterr().out
 
 
 # --- the doctor

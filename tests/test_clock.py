@@ -1,6 +1,7 @@
 """The clock: order of calls, cold and warm hooks, cancel, and what it says of the machine."""
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from apclab import clock
-from apclab.clock.machine import container_memory_left
+from apclab.clock.machine import _commit_of, container_memory_left
 
 
 def test_cases_alternate_and_layers_cycle() -> None:
@@ -76,6 +77,30 @@ def test_the_machine_is_described_in_plain_values() -> None:
     assert said["python"].startswith("3.")
     assert said["versions"]["numpy"]
     assert clock.memory_available() > 2**20
+
+
+def test_notebooks_do_not_make_a_checkout_dirty(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
+
+    for name in ("pyproject.toml", "apclab/a.py", "notebooks/a.ipynb", "data/notebooks/a.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("old")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "all")
+    head, dirty = _commit_of(tmp_path)
+    assert head is not None
+    assert len(head) == 40
+    assert dirty is False
+    (tmp_path / "notebooks" / "a.ipynb").write_text("run and saved")
+    assert _commit_of(tmp_path) == (head, False)
+    for name in ("data/notebooks/a.csv", "apclab/a.py"):
+        (tmp_path / name).write_text("new")
+        assert _commit_of(tmp_path) == (head, True)
+        (tmp_path / name).write_text("old")
+    assert _commit_of(tmp_path / "apclab") == (None, None)
 
 
 def write_group(

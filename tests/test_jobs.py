@@ -117,6 +117,38 @@ def test_one_measuring_job_per_process() -> None:
     assert second.wait(2)
 
 
+def test_a_job_that_was_refused_hears_when_the_process_is_free() -> None:
+    stop, heard = threading.Event(), list[str]()
+
+    def steps() -> Iterator[tuple[float, int]]:
+        stop.wait(5)
+        yield 1.0, 1
+
+    first = Job("panel 1")
+    second = Job("panel 2", lambda: heard.append(jobs.busy()))
+    assert first.start(steps)
+    assert not second.start(steps)
+    assert heard == []
+    stop.set()
+    assert first.wait(2)
+    deadline = time.monotonic() + 5
+    while not heard and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert heard == [""]
+    assert first.start(lambda: count_to(1))
+    assert first.wait(2)
+    assert heard == [""]  # once
+
+
+def test_whatever_runs_can_be_cancelled_without_its_name() -> None:
+    assert jobs.cancel() == ""
+    job = Job("slow")
+    assert job.start(lambda: count_to(1000, 0.01))
+    assert jobs.cancel() == "slow"
+    assert job.wait(2)
+    assert job.status == "cancelled"
+
+
 def test_a_failing_picture_does_not_stop_the_measurement() -> None:
     def draw() -> None:
         raise ZeroDivisionError("bad picture")
@@ -154,7 +186,7 @@ def test_an_interrupt_of_an_inline_run_frees_the_process(monkeypatch: pytest.Mon
     assert jobs.busy() == ""
 
 
-def test_remaining_time_follows_the_pace_after_the_first_step(
+def test_remaining_time_is_that_of_the_last_whole_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = Job("pace")
@@ -169,18 +201,25 @@ def test_remaining_time_follows_the_pace_after_the_first_step(
         seen.append(job.remaining_s)
         yield 0.25, 1
         seen.append(job.remaining_s)
-        now += 2.0
-        job.report(0.5)
+        now += 1.5  # fills and checks: most of the time, hardly any progress
+        job.report(0.26)
         seen.append(job.remaining_s)
-        now += 1.0
-        yield 0.625, 2
+        now += 0.5
+        yield 0.5, 2
         seen.append(job.remaining_s)
-        yield 1.0, 3
+        now += 1.5
+        job.report(0.51)
+        seen.append(job.remaining_s)
+        now += 9.5  # longer than thought: only the step after it is left
+        seen.append(job.remaining_s)
+        yield 0.75, 3
+        seen.append(job.remaining_s)
+        yield 1.0, 4
 
     job.start(steps)
     assert job.wait(2)
-    # 0.25 of the work in 2 s, then 0.375 in 3 s; the first step counts in neither
-    assert seen == [None, None, pytest.approx(4.0), pytest.approx(3.0)]
+    # a quarter in 2 s, then one in 11 s; nothing is known before the second one is whole
+    assert seen == [None, None, None, 4.0, 2.5, 2.0, 11.0]
 
 
 def test_a_rate_must_be_positive() -> None:

@@ -1,5 +1,8 @@
 """The decode lab without a kernel and without measuring: the bench is a stand-in."""
 
+import base64
+import html
+import json
 import threading
 import time
 import traceback
@@ -11,11 +14,14 @@ import plotly.graph_objects as go
 import pytest
 
 from apclab import bench, figures, results, widgets
+from apclab.bench import compare_decode as really_compare
+from apclab.bench.buffers import held_bytes
 from apclab.clock import Cancelled
 from apclab.specs import ModelShape
 from apclab.widgets import DecodeLab, Settings
 from apclab.workload import ISSUE_4860, OWN_HISTORY, Workload
 from tests.fakes import compare_decode, record
+from tests.test_alone import another_process
 
 
 @pytest.fixture(autouse=True)
@@ -103,8 +109,8 @@ def test_a_slider_redraws_the_blocks_and_measures_nothing() -> None:
     control(lab, "cache_hit").value = 0.5
     assert lab.settings.workload.cache_hit == 0.5
     assert lab._page.figure.data[0].z != before
-    # 32 of 64 tokens: 2 of 4 blocks
-    assert "hit asked 0.50, realised <b>0.50</b> (2 of 4 full" in lab._page.readout.value
+    words = "realised <b>0.50</b> (32 of 64 tokens of a prompt, in 2 of 4 full blocks)"
+    assert f"hit asked 0.50, {words}" in lab._page.readout.value
     assert lab.status == "idle"
     assert lab.records == []
 
@@ -154,7 +160,9 @@ def test_cancel_keeps_a_point_that_it_cut_short(monkeypatch: pytest.MonkeyPatch)
     lab.run(block=True)
     assert lab.status == "cancelled"
     assert drawn(lab, "shared") == ([0.0], [lab.records[1]["p50_us"]])
-    assert lab._actions.status == "cancelled: 0 of 9 points measured, 2 records to save"
+    assert lab._actions.status == (
+        "cancelled: 0 of 9 points measured, 1 cut short, 2 records to save"
+    )
 
 
 def test_another_slider_gives_other_records() -> None:
@@ -239,14 +247,15 @@ def test_blocking_run_prints_points(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_interrupt_cancels_a_blocking_run(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = small(budget_s=0.1)
-    wait, calls = lab._job.wait, iter(range(100))
+    job = lab._runs.job
+    wait, calls = job.wait, iter(range(100))
 
     def interrupted(timeout: float | None = None) -> bool:
         if next(calls) == 3:
             raise KeyboardInterrupt
         return wait(timeout)
 
-    monkeypatch.setattr(lab._job, "wait", interrupted)
+    monkeypatch.setattr(job, "wait", interrupted)
     lab.run(block=True)
     assert lab.status == "cancelled"
     assert 0 < len(lab.records) < 18
@@ -333,6 +342,226 @@ def test_callbacks_may_come_from_any_thread() -> None:
     assert lab.status == "done"
 
 
+def test_what_is_typed_beyond_a_slider_is_taken() -> None:
+    lab = small()
+    lab._controls.typed["input_len"].value = 4096
+    assert lab.settings.workload.input_len == control(lab, "input_len").value == 4096
+    assert "realised <b>1.00</b> (4,080 of 4,096 tokens of a prompt" in lab._page.readout.value
+    lab._controls.typed["batch"].value = 300
+    assert lab.settings.workload.batch == control(lab, "prefix_groups").max == 300
+    lab._controls.typed["input_len"].value = 8
+    assert lab.settings.changed(x="input_len").xs() == [8]
+    lab.change(input_len=64)
+    assert (control(lab, "input_len").min, control(lab, "input_len").max) == (16, 1024)
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "words"),
+    [
+        ("batch", 0, "ValueError: batch must be at least 1, got 0"),
+        ("batch", 10**7, "ValueError: batch must be at most 32000"),
+        ("prefix_groups", 7, "ValueError: prefix_groups must be at most batch (6), got 7"),
+        ("input_len", 10**8, "ValueError: batch x (input + output) must be at most"),
+    ],
+)
+def test_what_cannot_be_is_told_and_not_shown(name: str, typed: int, words: str) -> None:
+    lab = small()
+    before = lab.settings
+    lab._controls.typed[name].value = typed
+    assert lab._actions.status.startswith(words)
+    assert lab.settings == before
+    assert lab._controls.typed[name].value == getattr(before.workload, name)
+    control(lab, "cache_hit").value = 0.5  # and the message goes with the next move
+    assert lab._actions.status == f"{lab.name}: press Run to measure 9 points"
+
+
+def colours(lab: DecodeLab) -> set[str]:
+    """Of what was measured, as the live page shows it."""
+    traces = [trace for trace in lab._page.figure.data if trace.name in ("private", "shared")]
+    return {part.color for trace in traces for part in (trace.line, trace.marker) if part.color}
+
+
+OF_OTHERS: list[dict[str, Any]] = [
+    {"preset": "own history"},
+    {"model": "llama-3.1-8b"},
+    {"dtype": "float32"},
+    {"l2": "warm"},
+    {"block_size": 32},
+    {"order": "head"},
+    {"batch": 5},
+    {"output_len": 40},
+    {"x": "batch"},
+]
+OF_THE_SAME: list[dict[str, Any]] = [
+    {"cache_hit": 0.5},  # the x axis
+    {"view": "token"},
+    {"blocks": "physical"},
+    {"cascade": False},
+]
+
+
+@pytest.mark.parametrize("moved", [*OF_OTHERS, *OF_THE_SAME], ids=str)
+def test_measurements_of_other_settings_turn_grey(moved: dict[str, Any]) -> None:
+    lab = small(points=2)
+    lab.run(block=True)
+    found = lab._page.finding.value
+    mine = {figures.COLOURS["private"], figures.COLOURS["shared"]}
+    assert colours(lab) == mine
+    before = lab.settings
+    for name, value in moved.items():
+        control(lab, name).value = value
+    if moved in OF_THE_SAME:
+        assert colours(lab) == mine
+        assert lab._page.finding.value == found
+        return
+    assert colours(lab) == {"rgba(128,128,128,0.6)"}
+    assert "in grey: measured with " in lab._page.finding.value
+    assert "llama-13b, bfloat16, l2 cold, made-up device" in lab._page.finding.value
+    titles = [note.text for note in lab._page.figure.layout.annotations]
+    assert "measured with other settings" in titles[1]
+    assert not any("faster" in title or "×" in title for title in titles[1:])
+    assert "press Run to measure" in lab._actions.status
+    assert "4 records to save" in lab._actions.status
+    back = {name: getattr(before, name) for name in moved if hasattr(before, name)}
+    lab.change(workload=before.workload, **back)
+    assert colours(lab) == mine
+    assert lab._page.finding.value == found
+
+
+def test_the_caption_says_with_what() -> None:
+    lab = small(points=2, l2="warm", dtype="float32")
+    lab.run(block=True)
+    caption = lab._page.figure.layout.xaxis2.title.text
+    assert "llama-13b, float32, l2 warm, made-up device" in caption
+    assert "63 in" in caption
+
+
+def test_a_run_destroys_nothing_that_was_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise bench.OutOfMemory("too large")
+
+    lab = small(points=2)
+    lab.run(block=True)
+    first = lab.records
+    lab.change(batch=5)
+    monkeypatch.setattr(bench, "compare_decode", refused)
+    with pytest.raises(bench.OutOfMemory):
+        lab.run(block=True)
+    assert lab.records == first
+    assert colours(lab) == {"rgba(128,128,128,0.6)"}
+    click(lab, "Run")
+    lab.cancel()
+    lab.wait(5)
+    lab.overlay(None)
+    assert lab._actions.status.endswith("4 records of earlier runs to save")
+    monkeypatch.setattr(bench, "compare_decode", compare_decode)
+    lab.run(block=True)
+    second = lab.records
+    assert lab._actions.status == (
+        "done: 2 of 2 points measured, 8 records to save (4 of earlier runs)"
+    )
+    file = lab.save(tmp_path / "all.jsonl")
+    assert results.load(file) == ([*first, *second], [])
+
+
+def test_a_run_that_another_process_forbids_loses_nothing() -> None:
+    lab = small(points=2)
+    lab.run(block=True)
+    measured = lab.records
+    with another_process() as process:
+        click(lab, "Run")
+        assert lab.wait(10)
+        assert "another measurement runs on this machine since" in lab._actions.status
+        assert f"pid {process.pid}" in lab._actions.status
+    assert lab.records == measured
+    lab.run(block=True)
+    assert lab.status == "done"
+
+
+def test_a_refused_panel_forgets_it_when_the_other_is_done() -> None:
+    first, second = small(budget_s=0.2), small()
+    first.run()
+    click(second, "Run")
+    assert "is measuring" in second._actions.status
+    first.cancel()
+    assert first.wait(5)
+    deadline = time.monotonic() + 5
+    while "is measuring" in second._actions.status and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert second._actions.status == f"{second.name}: press Run to measure 9 points"
+
+
+def test_messages_go_with_what_they_speak_of(tmp_path: Path) -> None:
+    lab = small(points=2)
+    lab.run(block=True)
+    file = lab.save(tmp_path / "some.jsonl")
+    lab.overlay(file)
+    assert "shown" in lab._actions.status
+    lab.overlay(None)
+    assert lab._actions.status == "done: 2 of 2 points measured"
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_the_buffers_go_with_the_run(cancelled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "compare_decode", really_compare)
+    lab = small(points=3, budget_s=0.5 if cancelled else 0.01, backend="cpu", cascade=False)
+    lab.run()
+    while not held_bytes("cpu"):
+        time.sleep(0.005)
+    if cancelled:
+        lab.cancel()
+    assert lab.wait(60)
+    assert lab.status == ("cancelled" if cancelled else "done")
+    assert held_bytes("cpu") == 0
+
+
+def test_a_visitor_takes_the_records_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVER_SOFTWARE", "voila/0.5")
+    lab = small(points=2)
+    click(lab, "Save")
+    assert lab._actions.status == "nothing was measured yet"
+    lab.run(block=True)
+    click(lab, "Save")
+    assert lab._actions.status == "download 4 records"
+    link = lab._actions.lines[2].value
+    content = base64.b64decode(link.split("base64,")[1].split('"')[0])
+    assert [json.loads(line) for line in content.splitlines()] == lab.records
+    assert 'download="2026-01-01-0123456.jsonl"' in link
+    assert not (tmp_path / "saved").exists()
+
+
+def test_the_file_of_the_notebook_holds_a_picture_and_the_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown: list[str] = []
+
+    def keep(what: Any, *, display_id: str) -> None:
+        assert display_id in what.data  # by which the live panel hides it
+        shown.append(what.data)
+
+    monkeypatch.setattr("IPython.get_ipython", lambda: object())
+    monkeypatch.setattr("IPython.display.display", keep)
+    monkeypatch.setattr("IPython.display.update_display", keep)
+    lab = small(points=2)
+    camera, asked = lab._kept._camera, lab._kept._camera.asked
+    lab._repr_mimebundle_()
+    assert "No panel here?" in shown[-1]
+    control(lab, "cache_hit").value = 0.5
+    assert camera.asked == asked + 1
+    lab.run(block=True)
+    assert camera.asked > asked + 1
+    sent = "data:image/png;base64,iVBORw0KGgo="
+    camera._handle_custom_msg({"picture": sent}, [])
+    assert f'src="{sent}"' in shown[-1]
+    assert html.escape(results.finding(lab.records)) in shown[-1]
+    assert "No panel here?" not in shown[-1]
+    for forged in ("javascript:alert(1)", 'data:image/png;base64,"><script>', 5, None):
+        camera._handle_custom_msg({"picture": forged}, [])
+    assert len(shown) == 2
+
+
 def test_every_control_is_an_argument() -> None:
     chosen: dict[str, Any] = {
         "batch": 4,
@@ -368,9 +597,10 @@ def test_a_shape_of_ones_own() -> None:
     ("arguments", "message"),
     [
         ({"cache_hit": 1.2}, "cache_hit must be between 0 and 1, got 1.2"),
-        ({"batch": 257}, "batch must be between 1 and 256, got 257"),
+        ({"batch": 40_000}, "batch must be at most 32000, got 40000"),
         ({"batch": 4, "prefix_groups": 5}, "prefix_groups must be at most batch"),
-        ({"input_len": 8}, "input_len must be between 16 and 1024, got 8"),
+        ({"input_len": 0}, "input_len must be at least 1, got 0"),
+        ({"input_len": 10**6}, "at most 16,777,216 tokens in a panel, got 100,002,000"),
         ({"workload": "isue"}, "workload must be one of issue 4860, own history, .*, got 'isue'"),
         ({"model": "lama-13b"}, "llama-13b"),
         ({"dtype": "int8"}, "dtype must be one of float32, float16, bfloat16, got 'int8'"),

@@ -23,7 +23,7 @@ from apclab.bench.product import Product, plan_product
 from apclab.bench.record import bytes_of, model_of, stamp, timed
 from apclab.bench.step import Step, blocks_of, tables_step
 from apclab.blocks import BlockTable
-from apclab.clock import Cancelled, Replay, interleave
+from apclab.clock import Cancelled, Replay, alone, interleave
 from apclab.results import PROBES, Record, load, measured_dir
 from apclab.specs import DTYPE_BYTES, ModelShape
 from apclab.specs import model as model_named
@@ -48,6 +48,7 @@ class Probe(NamedTuple):
     check: Comparison
 
 
+@alone("calibrate")
 def calibrate(
     model: str | ModelShape = "llama-13b",
     *,

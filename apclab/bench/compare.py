@@ -13,13 +13,14 @@ from apclab.bench.probes import Ladder
 from apclab.bench.record import make_records
 from apclab.bench.step import Step, blocks_of, decode_step, tables_step
 from apclab.blocks import BlockTable
-from apclab.clock import Cancelled, interleave
+from apclab.clock import Cancelled, alone, interleave
 from apclab.results import Record, unsettled
 from apclab.specs import ModelShape
 from apclab.specs import model as model_named
 from apclab.workload import Workload
 
 
+@alone("compare_decode")
 def compare_decode(
     workload: Workload,
     model: str | ModelShape = "llama-13b",
@@ -70,6 +71,7 @@ def compare_decode(
         One record a case, in the order of `cases`.
 
     Raises:
+        Busy: another measurement runs on this machine.
         Cancelled: `cancelled` said so; its `records` hold what was timed until then.
         OutOfMemory: it does not fit; the message holds the arithmetic.
         TypeError, ValueError: an argument is wrong.
@@ -93,6 +95,7 @@ def compare_decode(
     return _measure(decode_step(workload, block_size=block_size, step=step), shape, how)
 
 
+@alone("compare_tables")
 def compare_tables(
     tables: BlockTable, model: str | ModelShape = "llama-13b", **how: Any
 ) -> list[Record]:

@@ -11,7 +11,7 @@ import numpy as np
 from apclab.attention import plan_stream, set_threads
 from apclab.bench.buffers import scratch_buffer
 from apclab.bench.memory import at_hand
-from apclab.clock import CpuShare, Replay, event_time, interleave, machine
+from apclab.clock import CpuShare, Replay, alone, event_time, interleave, machine
 
 # bytes that one timed call reads at least, so that starting it does not count
 _CALL_BYTES = {"cpu": 2**27, "cuda": 2**32}
@@ -98,6 +98,7 @@ class _Known:
 _known: dict[tuple[str, int | None], _Known] = {}
 
 
+@alone("measure_ladder")
 def measure_ladder(
     *,
     kind: str = "cpu",

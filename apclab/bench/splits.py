@@ -9,11 +9,12 @@ from apclab.bench.bound import ready
 from apclab.bench.how import How
 from apclab.bench.record import speed
 from apclab.bench.step import decode_step
-from apclab.clock import interleave
+from apclab.clock import alone, interleave
 from apclab.specs import model as model_named
 from apclab.workload import Workload
 
 
+@alone("compare_splits")
 def compare_splits(
     workload: Workload,
     model: str = "llama-13b",

@@ -1,44 +1,36 @@
 """`python -m apclab campaign`: arguments, the progress line, Ctrl-C, the table."""
 
 import argparse
+import errno
+import json
 import os
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
+from typing import NoReturn
 
-from apclab import specs
+from apclab import process, specs
+from apclab.campaign.child import Missing
 from apclab.campaign.context import Item, Settings
 from apclab.campaign.items import ITEMS
-from apclab.campaign.run import Missing, run_campaign
+from apclab.campaign.run import run_campaign
 from apclab.campaign.table import WIDTH, screen
 
 _CLEAR = "\r\033[K"
 
 
-class Stop:
-    """A wish to stop: the first Ctrl-C lets the item come to an end, the second does not."""
+class _Parser(argparse.ArgumentParser):
+    """Tells a bad argument in one line, as the other commands do."""
 
-    def __init__(self) -> None:
-        self.asked = False
-
-    def __call__(self) -> bool:
-        """Whether somebody asked."""
-        return self.asked
-
-    def interrupt(self, _signal: int, _frame: FrameType | None) -> None:
-        """The signal's handler."""
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message} (see: {self.prog} --help)")
 
 
 def parser(prog: str = "apclab campaign") -> argparse.ArgumentParser:
     """The arguments."""
-    made = argparse.ArgumentParser(
+    made = _Parser(
         prog=prog,
         description="Measure everything worth measuring on this machine, within a time budget.",
         epilog=f"items, in order: {', '.join(item.name for item in ITEMS)}",
@@ -63,12 +55,16 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m apclab cam
 
     Returns:
         0; 1 where a kernel gave a wrong result, 2 for bad arguments or a folder that cannot be
-        written, 3 where nothing can be measured, 130 after Ctrl-C.
+        written, 3 where nothing can be measured or the disk is full, 128 + the number of a signal
+        (130 after Ctrl-C).
     """
+    process.begin()
     try:
         given = parser(prog).parse_args(argv)
-    except SystemExit as error:  # argparse has said why
+    except SystemExit as error:  # after --help
         return int(error.code or 0)
+    except ValueError as error:
+        return _fail(2, str(error))
     try:
         if not 0 < given.time_budget < float("inf"):
             raise ValueError(
@@ -80,28 +76,33 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m apclab cam
     except ValueError as error:
         return _fail(2, str(error))
     except OSError as error:
-        return _fail(2, f"--out: cannot write {given.out}: {error.strerror or error}")
+        return _cannot_write(given.out, error)
     settings = Settings(backend=given.backend, model=given.model, dtype=given.dtype)
-    stop = Stop()
     try:
-        with _interrupts(stop):
+        with process.waiting() as stop:
             campaign = run_campaign(
                 path, budget_s=given.time_budget, items=items, settings=settings, stop=stop,
                 tell=_tell,
             )  # fmt: skip
     except Missing as error:
         return _fail(3, str(error))
-    except OSError as error:
-        return _fail(2, f"--out: cannot write {path}: {error.strerror or error}")
     except KeyboardInterrupt:
-        return _fail(130, f"stopped at once; what was done is in {path}")
+        status = process.exit_status() or 130
+        return _fail(status, f"stopped at once; what was done is in {path}")
     _tell("")
     table = screen(campaign)
-    print(table, flush=True)
-    with suppress(OSError):  # it is on the screen
-        path.with_suffix(".txt").write_text(f"{table}\n", encoding="utf-8")
+    with suppress(OSError), process.replacing(path.with_suffix(".txt")) as file:
+        file.write(f"{table}\n")
+    try:
+        print(table, flush=True)
+        for record in campaign.unwritten:
+            print(json.dumps(record, allow_nan=False), flush=True)
+    except OSError as error:
+        return process.tell_output_error(error)
+    if campaign.error is not None:
+        return _cannot_write(path, campaign.error, "; the records that it lacks are on stdout")
     if campaign.stopped:
-        return 130
+        return process.exit_status() or 130
     return 1 if campaign.wrong else 0
 
 
@@ -126,25 +127,22 @@ def _file(folder: Path) -> Path:
     return path
 
 
-@contextmanager
-def _interrupts(stop: Stop) -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, stop.interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def _tell(text: str) -> None:
     """One line that is written over on a terminal; elsewhere a line an item."""
     if sys.stderr.isatty():
-        wide = min(WIDTH, os.get_terminal_size(sys.stderr.fileno()).columns) - 1
-        print(f"{_CLEAR}{text[:wide]}", end="", file=sys.stderr, flush=True)
+        with suppress(OSError):  # a terminal that was closed
+            wide = min(WIDTH, os.get_terminal_size(sys.stderr.fileno()).columns) - 1
+            print(f"{_CLEAR}{text[:wide]}", end="", file=sys.stderr, flush=True)
     elif " of " in text and text.endswith("s left)"):
-        print(text, file=sys.stderr, flush=True)
+        process.say(text)
 
 
 def _fail(status: int, message: str) -> int:
     _tell("")
-    print(f"apclab: {message}", file=sys.stderr)
+    process.say(f"apclab: {message}")
     return status
+
+
+def _cannot_write(path: Path, error: OSError, remark: str = "") -> int:
+    status = 3 if error.errno == errno.ENOSPC else 2
+    return _fail(status, f"--out: cannot write {path}: {error.strerror or error}{remark}")

@@ -3,7 +3,6 @@
 Nothing here touches a device, so that nothing of a device's failures reaches it.
 """
 
-import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from apclab import results
+from apclab import process, results
+from apclab.campaign.child import Missing, Worker
 from apclab.campaign.context import Item, Settings
 from apclab.campaign.table import roofline_rows
-from apclab.campaign.worker import work
 from apclab.results import Record
 
 # seconds past its time after which an item that does not answer is given up
@@ -24,10 +23,6 @@ STOP_S = 15.0
 # and for a process to start: torch, a CUDA context
 START_S = 120.0
 _LAST = 2.0  # for the table
-
-
-class Missing(RuntimeError):  # noqa: N818 - a state of the machine, not a mistake
-    """Nothing can be measured here; the message says why."""
 
 
 @dataclass
@@ -42,58 +37,14 @@ class Campaign:
     rates: list[Record] = field(default_factory=list)  # calibration
     seconds: float = 0.0
     stopped: bool = False
+    error: OSError | None = None  # why the file takes no more; nothing is measured after it
+    unwritten: list[Record] = field(default_factory=list)  # what the file lacks
 
     @property
     def wrong(self) -> bool:
         """Whether a kernel gave a wrong result."""
         rows = [row for end in self.ends for row in end["rows"]]
         return any(row.get("within") is False or row.get("error") == "WrongResult" for row in rows)
-
-
-class Worker:
-    """The process that measures, as seen from here."""
-
-    def __init__(self, settings: Settings, items: Sequence[Item]) -> None:
-        # not fork: a CUDA context does not survive it
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.stop = context.Event()
-        self.process = context.Process(
-            target=work, args=(theirs, self.stop, settings, items), daemon=False
-        )
-        self.process.start()
-        theirs.close()
-
-    def receive(self, seconds: float) -> tuple[str, Any] | None:
-        """The next message; None if none came in time.
-
-        Raises:
-            EOFError: the process is gone.
-        """
-        try:
-            if not self.pipe.poll(seconds):
-                return None
-            what, thing = self.pipe.recv()
-        except (EOFError, OSError):
-            raise EOFError from None
-        return what, thing
-
-    def close(self) -> str:
-        """End the process, by force if it must be; says how it ended."""
-        self.pipe.close()
-        self.process.join(5)
-        if self.process.is_alive():
-            self.process.terminate()
-            self.process.join(5)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join(5)
-        code = self.process.exitcode
-        if code is not None and code < 0:
-            return f"the process was killed by signal {-code}" + (
-                " (out of memory?)" if code == -9 else ""
-            )
-        return f"the process ended with status {code}"
 
 
 def run_campaign(
@@ -117,25 +68,28 @@ def run_campaign(
 
     Raises:
         Missing: nothing can be measured on this machine.
-        OSError: the file cannot be written.
     """
     start = time.monotonic()
     end = start + budget_s
     campaign = Campaign(path, budget_s)
+
+    def ends() -> bool:
+        return stop() or campaign.error is not None
+
     worker: Worker | None = None
     lost = ""
     points: dict[Callable[..., None], int] = {}  # how far an item came that comes again
     try:
         for number, item in enumerate(items):
             left = end - time.monotonic() - _LAST
-            if stop():
-                _close(campaign, item, "stopped", "Ctrl-C before it began")
+            if ends():
+                _close(campaign, item, "stopped", f"{_why(campaign)} before it began")
                 continue
             if lost:
                 _close(campaign, item, "lost", lost)
                 continue
             if worker is None:
-                worker, said = _start(campaign, settings, items, stop)
+                worker, said = _start(campaign, settings, items, ends)
                 if worker is None and not campaign.facts:
                     raise Missing(said)
                 if worker is None:
@@ -153,7 +107,7 @@ def run_campaign(
             seconds = min(left, max(item.least_s, left * item.share / sum(shares)))
             tell(f"{item.name} ({number + 1} of {len(items)}, {left:.0f} s left)")
             task = (number, seconds, left, points.get(item.act, 0))
-            useless, points[item.act] = _do(campaign, worker, item, task, stop, tell)
+            useless, points[item.act] = _do(campaign, worker, item, task, ends, tell)
             if useless:
                 worker = None
         campaign.stopped = stop()
@@ -189,7 +143,7 @@ def _start(
     except EOFError:
         return None, worker.close()
     worker.close()
-    return None, "Ctrl-C" if stop() else f"no answer within {START_S:.0f} s"
+    return None, _why(campaign) if stop() else f"no answer within {START_S:.0f} s"
 
 
 def _do(
@@ -206,20 +160,25 @@ def _do(
     rows: list[dict[str, Any]] = []
     status, reason, useless = "failed", "", True
     try:
-        worker.pipe.send(task)
+        worker.send(task)
         while True:
             message = worker.receive(0.2)
             if stop() and not worker.stop.is_set():
                 worker.stop.set()
                 seconds = min(seconds, time.monotonic() - begin + STOP_S - GRACE_S)
             if time.monotonic() - begin > seconds + GRACE_S and (message or [""])[0] != "end":
-                reason = "Ctrl-C" if stop() else f"not done {GRACE_S:.0f} s after its time was over"
+                reason = (
+                    _why(campaign)
+                    if stop()
+                    else f"not done {GRACE_S:.0f} s after its time was over"
+                )
                 status = "stopped" if stop() else "failed"
                 worker.process.kill()
                 worker.close()
                 break
             match message:
                 case ("end", (status, reason, useless, first)):
+                    reason = _why(campaign) if status == "stopped" else reason
                     break
                 case ("row", row):
                     rows.append(row)
@@ -227,7 +186,7 @@ def _do(
                     _keep(campaign, records)
                 case ("progress", what):
                     tell(f"{item.name}: {what}")
-    except (EOFError, OSError):
+    except EOFError:
         reason = worker.close()
     else:
         if useless:
@@ -236,11 +195,27 @@ def _do(
     return useless, first
 
 
+def _why(campaign: Campaign) -> str:
+    """Why nothing more is measured."""
+    if campaign.error is not None:
+        return campaign.error.strerror or str(campaign.error)
+    return process.reason_to_stop()
+
+
 def _keep(campaign: Campaign, records: list[Record]) -> None:
-    """Append records."""
-    results.append(campaign.path, records)
+    """Append what was measured."""
+    _append(campaign, records)
     campaign.records += [r for r in records if results.kind_of(r) == "decode"]
     campaign.rates += [r for r in records if results.kind_of(r) == "calibration"]
+
+
+def _append(campaign: Campaign, records: list[Record]) -> None:
+    """Append records; where the disk takes no more, keep them for the screen and end."""
+    try:
+        results.append(campaign.path, records)
+    except OSError as error:
+        campaign.error = campaign.error or error
+        campaign.unwritten += records
 
 
 def _close(
@@ -269,7 +244,7 @@ def _close(
         "seconds": seconds,
         "rows": list(rows),
     }
-    results.append(campaign.path, [record])
+    _append(campaign, [record])
     campaign.ends.append(record)
 
 

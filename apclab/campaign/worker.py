@@ -5,16 +5,20 @@ the process: the campaign then starts another. One worker serves all items as lo
 since starting one takes seconds (torch, a CUDA context, the ladder).
 """
 
+import multiprocessing
+import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
+from contextlib import ExitStack
+from multiprocessing.connection import Connection, wait
 from multiprocessing.synchronize import Event
 from typing import Any
 
 from apclab.campaign.context import Context, DeviceLost, Item, Settings, reason
-from apclab.clock import Cancelled
+from apclab.clock import Cancelled, alone
 
 
 def work(pipe: Connection, stop: Event, settings: Settings, items: Sequence[Item]) -> None:
@@ -23,15 +27,21 @@ def work(pipe: Connection, stop: Event, settings: Settings, items: Sequence[Item
     Sends ("hello", facts) or ("missing", why), and for an item ("records" | "row" | "progress",
     ...) and last ("end", (status, reason, lost, points done)). The other end closes.
     """
-    # Ctrl-C reaches the whole group; the campaign says when to stop
+    # a signal may reach the whole group; the campaign says when to stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_die_with_campaign, daemon=True).start()
     # what a library prints must not end up in the campaign's table
     sys.stdout = sys.stderr
 
     def send(what: str, thing: Any) -> None:
-        pipe.send((what, thing))
+        try:
+            pipe.send((what, thing))
+        except OSError:  # the campaign is gone: there is nobody to measure for
+            os._exit(1)
 
+    held = ExitStack()  # until the process ends
     try:
+        held.enter_context(alone("apclab campaign"))
         facts = _hello(settings)
     except Exception as error:
         send("missing", str(error) if _expected(error) else reason(error))
@@ -53,8 +63,15 @@ def work(pipe: Connection, stop: Event, settings: Settings, items: Sequence[Item
             return
 
 
+def _die_with_campaign() -> None:
+    """End without a word when the campaign's process ends, also killed, in whatever we are."""
+    if (campaign := multiprocessing.parent_process()) is not None:
+        wait([campaign.sentinel])
+        os._exit(1)
+
+
 def _expected(error: Exception) -> bool:
-    return type(error).__name__ == "Unavailable"
+    return type(error).__name__ in ("Busy", "Unavailable")
 
 
 def _hello(settings: Settings) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from apclab.cli.report import check_outputs, print_json, save_records
-from apclab.cli.terminal import CommandError, Watch, stderr, stdout, watch
+from apclab.cli.report import check_outputs, print_json, save_and_show
+from apclab.cli.terminal import CommandError, Watch, stdout, watch
 from apclab.results import Record
 from apclab.specs import DTYPE_BYTES
 
@@ -56,7 +56,7 @@ def calibrate(
     # numba takes its time to import, and bad arguments should fail before that
     from apclab import bench
     from apclab.attention import Unavailable
-    from apclab.clock import Cancelled
+    from apclab.clock import Busy, Cancelled
 
     records: list[Record] = []
     stopped = False
@@ -71,18 +71,9 @@ def calibrate(
         except Cancelled as stop:
             records += stop.records
             stopped = True
-        except Unavailable as error:
+        except (Busy, Unavailable) as error:
             raise CommandError(3, str(error)) from error
-    if not records:
-        stderr().print("nothing was measured yet")
-    elif json_lines:
-        print_json(records)
-    else:
-        _print(records)
-    if records and save is not None:
-        save_records(records, save, printed=json_lines)
-    if stopped:
-        stderr().print("stopped by Ctrl-C")
+    save_and_show(records, save=save, show=print_json if json_lines else _print)
     return 130 if stopped else 0
 
 

@@ -9,7 +9,7 @@ import typer
 from apclab.blocks import BlockTable
 from apclab.cli.report import check_outputs, present
 from apclab.cli.tables import read_tables
-from apclab.cli.terminal import CommandError, stderr, watch
+from apclab.cli.terminal import CommandError, watch
 from apclab.results import Record
 from apclab.specs import ModelShape
 from apclab.workload import PRESETS, Workload
@@ -121,8 +121,6 @@ def decode(
         records, stopped = measure(table, shape or model, how)
     drawn = shared_table(workload, block_size, step) if html and workload else None
     present(records, json_lines=json_lines, save=save, html=html, table=drawn)
-    if stopped:
-        stderr().print("stopped by Ctrl-C")
     return 130 if stopped else 0
 
 
@@ -150,7 +148,7 @@ def measure(
     # numba takes its time to import, and bad arguments should fail before that
     from apclab.attention import Unavailable
     from apclab.bench import compare_decode, compare_tables
-    from apclab.clock import Cancelled
+    from apclab.clock import Busy, Cancelled
 
     compare: Any = compare_decode if isinstance(subject, Workload) else compare_tables
     with watch() as terminal:
@@ -160,7 +158,7 @@ def measure(
             )
         except Cancelled as error:
             return list(getattr(error, "records", [])), True
-        except Unavailable as error:
+        except (Busy, Unavailable) as error:
             raise CommandError(3, str(error)) from error
         return records, terminal.cancelled()
 

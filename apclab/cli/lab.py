@@ -1,5 +1,6 @@
-"""`apclab lab`: JupyterLab on the notebooks of the checkout, or on copies out of the wheel."""
+"""`apclab lab`: JupyterLab on copies of the notebooks, which their user may run, edit and save."""
 
+import json
 import os
 import shutil
 import sys
@@ -25,30 +26,26 @@ def lab(
     ] = False,
 ) -> None:
     """Open JupyterLab on the first notebook, the question in 60 seconds."""
-    folder = notebooks()
-    if folder is None:
-        folder = COPIES
-        copy_notebooks(_PACKAGE / "_notebooks", folder)
-    elif copy_only:
-        stdout().print(f"the notebooks of this checkout are in {folder}; nothing to copy")
+    copy_notebooks(notebooks(), COPIES)
     if copy_only:
         return
     if find_spec("jupyterlab") is None:
         install = f"{sys.executable} -m pip install jupyterlab"
         raise CommandError(3, f"jupyterlab is missing; to get it: {install}")
     command = server_command(
-        folder / FIRST, port=port, ip=ip, browser=browser and has_display(), root=is_root()
+        COPIES / FIRST, port=port, ip=ip, browser=browser and has_display(), root=is_root()
     )
     # the server takes the place of this process, so that Ctrl-C and signals are its own
     sys.stdout.flush()
     os.execv(command[0], command)
 
 
-def notebooks() -> Path | None:
-    """Folder of the checkout's notebooks, None when apclab was installed from a wheel."""
+def notebooks() -> Path:
+    """Folder of the notebooks as they were made: of the checkout, else of the wheel."""
     checkout = _PACKAGE.parent
     folder = checkout / "notebooks"
-    return folder if (checkout / "pyproject.toml").is_file() and folder.is_dir() else None
+    in_checkout = (checkout / "pyproject.toml").is_file() and folder.is_dir()
+    return folder if in_checkout else _PACKAGE / "_notebooks"
 
 
 def copy_notebooks(source: Path, target: Path) -> None:
@@ -58,16 +55,33 @@ def copy_notebooks(source: Path, target: Path) -> None:
         OSError: `target` cannot be written.
     """
     target.mkdir(exist_ok=True)
-    copied, kept = 0, 0
+    copied, kept, other = 0, 0, list[str]()
     for file in sorted(path for path in source.rglob("*") if path.is_file()):
-        copy = target / file.relative_to(source)
+        name = file.relative_to(source)
+        if any(part.startswith(".") for part in name.parts):  # Jupyter's checkpoints
+            continue
+        copy = target / name
         if copy.exists():
             kept += 1
+            if _cells(copy) != _cells(file):
+                other.append(str(name))
             continue
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
         copied += 1
     stdout().print(f"{target}: {copied} files copied, {kept} already there and left as they were")
+    if other:
+        what = f"not as this version has them: {', '.join(other)}; remove them to get new copies"
+        stdout().print(what, markup=False, soft_wrap=True)
+
+
+def _cells(file: Path) -> object:
+    """What is written in a notebook, whatever came out when it ran; of other files all."""
+    content = file.read_bytes()
+    try:
+        return [(cell["cell_type"], cell["source"]) for cell in json.loads(content)["cells"]]
+    except (ValueError, KeyError, TypeError):
+        return content
 
 
 def server_command(

@@ -2,14 +2,16 @@
 
 import errno
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from apclab import results
+from apclab import process, results
 from apclab.blocks import BlockTable
-from apclab.cli.terminal import CommandError, stderr, stdout
+from apclab.cli.terminal import CommandError, stdout
 from apclab.results import Record
 
 
@@ -17,15 +19,24 @@ def check_outputs(*, save: str | None, html: Path | None, out: Path | None = Non
     """Find out before anything is measured whether the outputs can be written.
 
     Raises:
-        CommandError: with status 2, one cannot.
+        CommandError: with status 2, one cannot, or both are one file.
     """
     outputs = {"--save": Path(save) if save else None, "--html": html, "--out": out}
+    named: dict[str, str] = {}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        if (other := named.setdefault(os.path.realpath(path), option)) != option:
+            raise CommandError(2, f"{other} and {option} name one file, {path}: one would replace "
+                               f"the other; give two names")  # fmt: skip
     for option, path in outputs.items():
         if path is None or (option == "--save" and path.is_dir()):
             continue
         existed = path.exists()
         try:
-            path.open("a").close()
+            # a device or a pipe is not opened to try it: a pipe would wait for its reader
+            if path.is_dir() or path.is_file() or not existed:
+                path.open("a").close()
         except OSError as error:
             raise _cannot_write(option, path, error) from error
         if not existed:
@@ -40,7 +51,7 @@ def present(
     html: Path | None,
     table: BlockTable | None,
 ) -> None:
-    """Show the records first, then save them and draw them, so that a full disk loses nothing.
+    """Save the records first, then show them and draw them, so that nothing that fails loses them.
 
     Args:
         records: in the order of their cases; may be empty.
@@ -53,17 +64,38 @@ def present(
     Raises:
         CommandError: an output cannot be written.
     """
+    try:
+        save_and_show(records, save=save, show=print_json if json_lines else print_table)
+    finally:
+        if records and html is not None:
+            _draw(records, html, table)
+
+
+def save_and_show(
+    records: list[Record], *, save: str | None, show: Callable[[list[Record]], None]
+) -> None:
+    """Append records to a path, then show them; what cannot be saved is printed as JSON Lines.
+
+    Args:
+        records: in their order; may be empty.
+        save: path to append to, "" for the default one, None for not at all.
+        show: prints them.
+
+    Raises:
+        CommandError: the file cannot be written.
+        OSError: stdout cannot be written.
+    """
     if not records:
-        stderr().print("nothing was measured yet")
+        process.say("nothing was measured yet")
         return
-    if json_lines:
-        print_json(records)
-    else:
-        print_table(records)
     if save is not None:
-        save_records(records, save, printed=json_lines)
-    if html is not None:
-        _draw(records, html, table)
+        try:
+            _save(records, save)
+        except CommandError:
+            # a long measurement is worth more than a tidy screen
+            print_json(records)
+            raise
+    show(records)
 
 
 def print_json(records: list[Record]) -> None:
@@ -129,23 +161,15 @@ def context(record: Record) -> list[str]:
     return lines + [f"note: {note}" for note in record["notes"]]
 
 
-def save_records(records: list[Record], save: str, *, printed: bool) -> None:
-    """Append records to a path, "" for the default one; if that fails, print them.
-
-    Raises:
-        CommandError: the file cannot be written.
-    """
+def _save(records: list[Record], save: str) -> None:
     path = Path(save) if save else results.destination(records[0])
     if path.is_dir():
         path = path / results.destination(records[0]).name
     try:
         results.append(path, records)
     except OSError as error:
-        # a long measurement is worth more than a tidy screen
-        if not printed:
-            print_json(records)
         raise _cannot_write("--save", path, error, "the records are on stdout") from error
-    stderr().print(f"{len(records)} records appended to {path}", markup=False)
+    process.say(f"{len(records)} records appended to {path}")
 
 
 def _draw(records: list[Record], path: Path, table: BlockTable | None) -> None:
@@ -176,17 +200,19 @@ def _draw(records: list[Record], path: Path, table: BlockTable | None) -> None:
 
 
 def write_figure(figure: Any, path: Path) -> None:
-    """Write a figure as one HTML file.
+    """Write a figure as one HTML file; one that was there stays until this one is whole.
 
     Raises:
         CommandError: it cannot be written.
     """
     try:
         # plotly.js goes into the file, so that it opens without a network
-        figure.write_html(path, include_plotlyjs=True)
+        page = figure.to_html(include_plotlyjs=True)
+        with process.replacing(path) as file:
+            file.write(page)
     except OSError as error:
         raise _cannot_write("--html", path, error) from error
-    stderr().print(f"figure written to {path}", markup=False)
+    process.say(f"figure written to {path}")
 
 
 def _cannot_write(option: str, path: Path, error: OSError, remark: str = "") -> CommandError:

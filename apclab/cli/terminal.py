@@ -1,15 +1,16 @@
 """What every command shares: the two consoles, a stop with a status, a progress bar with Ctrl-C."""
 
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
+from typing import IO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from apclab import process
 
 
 class CommandError(Exception):
@@ -31,7 +32,8 @@ def stderr() -> Console:
 
 
 def _console(*, stderr: bool) -> Console:
-    console = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    file = cast(IO[str], process.Remarks()) if stderr else None
+    console = Console(file=file, highlight=False, soft_wrap=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 120
     return console
@@ -49,14 +51,13 @@ class Watch:
 def watch(
     saying: str = "measuring; Ctrl-C stops and keeps what was measured",
 ) -> Iterator[Watch]:
-    """Show a progress bar with the time left on stderr; the first Ctrl-C only asks to stop.
+    """Show a progress bar with the time left on stderr; the first signal only asks to stop.
 
-    A second Ctrl-C raises KeyboardInterrupt at once.
+    It may be Ctrl-C, SIGTERM or SIGHUP; a second one raises KeyboardInterrupt at once.
 
     Args:
         saying: the one line where no bar can be drawn.
     """
-    stop = threading.Event()
     console = stderr()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -64,26 +65,16 @@ def watch(
 
     said = threading.Event()
 
+    def on_stop() -> None:
+        bar.update(task, description="stopping (again: at once)")
+
     def on_progress(done: float, text: str) -> None:
-        if not stop.is_set():
+        if not stop():
             bar.update(task, completed=done, description=text)
         # where no bar can be drawn, one line tells that the arguments were fine and time passes
         if not console.is_terminal and not said.is_set():
             said.set()
             console.print(saying)
 
-    def on_interrupt(_signal: int, _frame: FrameType | None) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-        bar.update(task, description="stopping (again: at once)")
-
-    # only the main thread may set a handler; elsewhere Ctrl-C keeps its usual meaning
-    in_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, on_interrupt) if in_main else None
-    try:
-        with bar:
-            yield Watch(stop.is_set, on_progress)
-    finally:
-        if in_main:
-            signal.signal(signal.SIGINT, before)
+    with process.waiting(on_stop) as stop, bar:
+        yield Watch(stop, on_progress)

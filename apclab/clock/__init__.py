@@ -4,6 +4,7 @@ It knows launches as callables and nothing of attention, blocks or records.
 """
 
 from apclab.clock.gpu import Replay, event_time, synchronize
+from apclab.clock.lock import Busy, alone
 from apclab.clock.machine import (
     commit,
     cpu,
@@ -15,9 +16,11 @@ from apclab.clock.machine import (
 from apclab.clock.timing import Cancelled, CpuShare, interleave, wall_time
 
 __all__ = [
+    "Busy",
     "Cancelled",
     "CpuShare",
     "Replay",
+    "alone",
     "commit",
     "cpu",
     "environment",

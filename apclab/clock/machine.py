@@ -22,13 +22,21 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @cache
 def commit() -> tuple[str | None, bool | None]:
-    """Commit of the checkout that this package runs from and whether it has changes, else None."""
-    root = Path(apclab.__file__).resolve().parent.parent
+    """Commit of the checkout that this package runs from and whether it has changes, else None.
+
+    Notebooks do not count: a user who runs and saves one changes nothing that is measured.
+    """
+    return _commit_of(Path(apclab.__file__).resolve().parent.parent)
+
+
+def _commit_of(root: Path) -> tuple[str | None, bool | None]:
     if not (root / "pyproject.toml").is_file() or not (root / ".git").exists():
         return None, None
     try:
         head = _git(root, "rev-parse", "HEAD")
-        return head, bool(_git(root, "status", "--porcelain", "--untracked-files=no"))
+        but_notebooks = ("--", ".", ":(exclude,top)notebooks")
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no", *but_notebooks)
+        return head, bool(changed)
     except (OSError, subprocess.SubprocessError):
         return None, None
 

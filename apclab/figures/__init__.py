@@ -7,6 +7,7 @@ from apclab.figures.points import VIEWS, X_AXES, Line, lines
 from apclab.figures.roofline import reuse_roofline, roofline_panel
 from apclab.figures.style import CASES, COLOURS, THEMES, Panel
 from apclab.figures.sweep import bandwidth, bandwidth_panel, decode_time, time_panel
+from apclab.figures.titles import settings_text
 from apclab.figures.tpot import tpot_terms
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "redraw",
     "reuse_roofline",
     "roofline_panel",
+    "settings_text",
     "step_text",
     "sweep_panels",
     "time_panel",

@@ -9,7 +9,7 @@ from plotly.subplots import make_subplots
 
 from apclab.figures.points import lines
 from apclab.figures.roofline import roofline_panel
-from apclab.figures.style import Ladder, Panel, layout
+from apclab.figures.style import Ladder, Panel, faded, layout
 from apclab.figures.sweep import bandwidth_panel, time_panel
 from apclab.figures.titles import (
     bandwidth_title,
@@ -96,6 +96,8 @@ def sweep_panels(
     xs: Sequence[float],
     num_layers: int,
     settings: dict[str, Any],
+    how: str = "",
+    others: bool = False,
 ) -> dict[str, Panel]:
     """The three panels that show measured records: time, bandwidth and roofline.
 
@@ -109,15 +111,21 @@ def sweep_panels(
         xs: where the sweep puts points.
         num_layers: layers of the model.
         settings: workload fields and block_size: what was held fixed, and which point was asked.
+        how: a second line of what was held fixed: model, dtype, device.
+        others: the records belong to other settings than those that the reader sees: they turn
+            grey, and no title claims anything.
     """
     measured, saved = lines(frame, x, view, num_layers), lines(overlay, x, view, num_layers)
     # rates and reuse are those of one layer in the middle step, whatever the view
     rates, saved_rates = lines(frame, x), lines(overlay, x)
-    told, given = told_place(rates, x, settings[x]), settings_text(settings, x)
+    told = None if others else told_place(rates, x, settings[x])
+    given = "<br>".join(filter(None, [settings_text(settings, x), how]))
     title = time_title(told_place(measured, x, settings[x]))
     if len(frame) and not measured:
         title = "first and last step are missing:<br>press Run to measure them"
-    return {
+    if others:
+        title = "measured with other settings:<br>press Run for these"
+    panels = {
         "time": time_panel(measured, x, view, saved=saved, xs=xs, title=title, given=given),
         "bandwidth": bandwidth_panel(
             rates,
@@ -131,3 +139,4 @@ def sweep_panels(
             rates, published, ladder, saved=saved_rates, title=roofline_title(told)
         ),
     }
+    return {name: faded(panel) for name, panel in panels.items()} if others else panels

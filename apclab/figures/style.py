@@ -10,6 +10,7 @@ COLOURS = {"private": "#E69F00", "shared": "#0072B2", "cascade": "#009E73"}
 CASES = tuple(COLOURS)
 
 GREY = "#808080"  # contrast of about 4 on white and on JupyterLab's dark grey alike
+_FADED = "rgba(128,128,128,0.6)"
 FAINT = "rgba(128,128,128,0.22)"
 CLEAR = "rgba(0,0,0,0)"
 FONT = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12}
@@ -82,6 +83,20 @@ def alone(panel: Panel, theme: str) -> go.Figure:
     title = {"text": panel.title, "x": 0.02, "font": {"size": 15}}
     around = layout(theme, title=title, height=420, margin={"l": 70, "r": 90, "t": 60, "b": 60})
     return go.Figure(panel.traces, {**around, "xaxis": panel.xaxis, "yaxis": panel.yaxis})
+
+
+def faded(panel: Panel) -> Panel:
+    """The same with what was measured in grey; what others published or was saved stays."""
+    return panel._replace(traces=[_faded(trace) for trace in panel.traces])
+
+
+def _faded(trace: dict[str, Any]) -> dict[str, Any]:
+    if "fillcolor" in trace:  # a band
+        return {**trace, "fillcolor": FAINT, "line": {**trace["line"], "color": FAINT}}
+    if trace.get("name") not in COLOURS:
+        return trace
+    parts = [part for part in ("line", "marker") if part in trace]
+    return trace | {part: {**trace[part], "color": _FADED} for part in parts}
 
 
 def times(ratio: float) -> str:

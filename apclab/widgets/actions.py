@@ -1,14 +1,14 @@
 """The buttons of a lab, its progress bar and its status line. They decide nothing."""
 
+import base64
 import html
 from collections.abc import Callable
 from typing import Any
 
 import ipywidgets as ipw
 
-from apclab.jobs import Job
 from apclab.results import measured_dir
-from apclab.widgets.sweep import Progress
+from apclab.widgets.runs import Runs
 
 NO_OVERLAY, RUN_BEFORE = "no overlay", "overlay the run before"
 # JupyterLab's own, so that they are legible in its themes
@@ -64,13 +64,23 @@ class Actions:
         self.notice.value = f'<span style="color: {_WARNING}">{html.escape(text)}</span>'
         self.notice.layout.display = None if text else "none"
 
-    def follow(self, job: Job) -> None:
-        """Show how far a job is."""
+    def offer(self, text: str, name: str, content: bytes) -> None:
+        """Put a text on the status line that downloads a file of that name when it is clicked."""
+        self.say(text)
+        data = base64.b64encode(content).decode()
+        self._status.value = (
+            f'<a download="{html.escape(name)}" style="text-decoration: underline" '
+            f'href="data:application/x-ndjson;base64,{data}">{html.escape(text)}</a>'
+        )
+
+    def follow(self, runs: Runs) -> None:
+        """Show how far a run is."""
+        job = runs.job
         running = job.status == "running"
         self._run.disabled, self._cancel.disabled = running, not running
         self._bar.value = job.progress
         self._bar.bar_style = _BAR_STYLES.get(job.status, "")
-        self._pace.value = html.escape(pace(job)) if running else ""
+        self._pace.value = html.escape(runs.pace()) if running else ""
 
     def list_overlays(self) -> None:
         """Bring the menu of saved files up to date; the choice stays."""
@@ -79,19 +89,6 @@ class Actions:
         self._overlay.options = options
         known = [value for _, value in options]
         self._overlay.value = chosen if chosen in known else NO_OVERLAY
-
-
-def pace(job: Job) -> str:
-    """Points done and time left: "5/9, 12 s left"; "" before a job has reported."""
-    if not isinstance(job.latest, Progress):
-        return ""
-    left = "" if job.remaining_s is None else f", {job.remaining_s:.0f} s left"
-    return f"{job.latest.done}/{job.latest.points}{left}"
-
-
-def points_done(job: Job) -> int:
-    """Points that the sweep of a job has measured so far."""
-    return job.latest.done if isinstance(job.latest, Progress) else 0
 
 
 def _button(text: str, icon: str, act: Callable[[], object], tooltip: str) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 import ipywidgets as ipw
 
 from apclab.specs import ModelShape, models
-from apclab.widgets.settings import CHOICES, RANGES, WORKLOAD_FIELDS, Settings, preset_name, start
+from apclab.widgets.settings import CHOICES, SLIDERS, Settings, preset_name, start
 from apclab.workload import PRESETS
 
 CUSTOM = "custom"
@@ -46,12 +46,18 @@ class Controls:
 
     Args:
         settings: what they show first.
-        on_change: called with the new settings after a user or a program changed one.
+        on_change: called with the new settings after a user changed one.
+        on_error: called with what is wrong with a value that cannot be; it is taken back.
     """
 
-    def __init__(self, settings: Settings, on_change: Callable[[Settings], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        on_change: Callable[[Settings], None],
+        on_error: Callable[[Exception], None],
+    ) -> None:
         self._settings = settings
-        self._on_change = on_change
+        self._on_change, self._on_error = on_change, on_error
         self._writing = False
         shapes = [*models()]
         if isinstance(settings.model, ModelShape):
@@ -62,10 +68,12 @@ class Controls:
             "preset": _menu("preset", [*PRESETS, CUSTOM]),
             "model": _menu("model", shapes),
             **{name: _menu(name, CHOICES[name]) for name in CHOICES},
-            **{name: _slider(name) for name in RANGES},
+            **{name: _slider(name) for name in SLIDERS},
         }
+        # a slider cuts what is typed at its end, so a count has a field of its own
+        self.typed = {name: _field(name) for name in SLIDERS if name != "cache_hit"}
         self.write(settings)
-        for name, widget in self.by_name.items():
+        for name, widget in [*self.by_name.items(), *self.typed.items()]:
             widget.observe(lambda change, name=name: self._changed(name, change["new"]), "value")
 
     @property
@@ -79,10 +87,14 @@ class Controls:
         workload = settings.workload
         self._writing = True
         try:
-            # a slider's end cuts its value, so the end moves first
-            self.by_name["prefix_groups"].max = max(workload.batch, 2)
-            for name in WORKLOAD_FIELDS:
-                self.by_name[name].value = getattr(workload, name)
+            for name, (low, high) in SLIDERS.items():
+                slider, value = self.by_name[name], getattr(workload, name)
+                end = max(workload.batch, 2) if name == "prefix_groups" else max(high, value)
+                # an end cuts the value, so the ends move first
+                slider.min, slider.max = min(low, value), end
+                slider.value = value
+                if name in self.typed:
+                    self.typed[name].value = value
             for name in CHOICES:
                 self.by_name[name].value = getattr(settings, name)
             self.by_name["model"].value = settings.shape.name
@@ -94,25 +106,31 @@ class Controls:
         """The controls in the order of the page: what and how, the workload, the kernel."""
         menus = ("preset", "model", "dtype", "backend", "x", "view")
         kernel = ("block_size", "order", "l2", "cascade")
+        counts = [ipw.HBox([self.by_name[name], field]) for name, field in self.typed.items()]
+        hit = self.by_name["cache_hit"]
         return [
-            [self.by_name[name] for name in names] for names in (menus, WORKLOAD_FIELDS, kernel)
+            [self.by_name[name] for name in menus],
+            [*counts[:3], hit, *counts[3:]],
+            [self.by_name[name] for name in kernel],
         ]
 
     def _changed(self, name: str, value: Any) -> None:
         if self._writing:
             return
-        match name:
-            case "preset" if value == CUSTOM:
-                return
-            case "preset":
-                settings = self._settings.changed(workload=start(value))
-            case "model":
-                settings = self._settings.changed(model=self._shapes[value])
-            case "prefix_groups":
-                groups = min(value, self._settings.workload.batch)
-                settings = self._settings.changed(prefix_groups=groups)
-            case _:
-                settings = self._settings.changed(**{name: value})
+        try:
+            match name:
+                case "preset" if value == CUSTOM:
+                    settings = self._settings
+                case "preset":
+                    settings = self._settings.changed(workload=start(value))
+                case "model":
+                    settings = self._settings.changed(model=self._shapes[value])
+                case _:
+                    settings = self._settings.changed(**{name: value})
+        except (TypeError, ValueError) as error:
+            self.write(self._settings)
+            self._on_error(error)
+            return
         self.write(settings)
         self._on_change(settings)
 
@@ -136,16 +154,22 @@ def _menu(name: str, options: Any) -> Any:
 
 def _slider(name: str) -> Any:
     label, tooltip = _WORDS[name]
-    low, high = RANGES[name]
+    low, high = SLIDERS[name]
     kind = ipw.FloatSlider if isinstance(high, float) else ipw.IntSlider
     step = {"step": 0.05, "readout_format": ".2f"} if isinstance(high, float) else {}
     return kind(
+        readout=isinstance(high, float),
         min=low,
         max=high,
         description=label,
         tooltip=tooltip,
         continuous_update=False,
-        layout={"width": "228px"},
+        layout={"width": "228px" if isinstance(high, float) else "158px"},
         style={"description_width": "66px"},
         **step,
     )
+
+
+def _field(name: str) -> Any:
+    label, tooltip = _WORDS[name]
+    return ipw.IntText(tooltip=f"{label}: {tooltip}", layout={"width": "62px"})

@@ -21,25 +21,6 @@ from jupyter_core.paths import jupyter_runtime_dir
 from apclab import results
 from apclab.results import Record
 
-GONE = (
-    "the kernel that this panel lived in is gone: it was restarted, or it died. Run the cell "
-    "again; when that cut a run short, the new panel says so."
-)
-# hidden beside a panel that lives; JupyterLab itself says no more than "model not found"
-_HINT = (
-    "<style>.jp-OutputArea:has(.apclab-lab) .apclab-gone { display: none; }</style>"
-    f'<div class="apclab-gone">No panel here? Then {GONE}</div>'
-)
-
-
-def hint_in_page() -> None:
-    """Put a line under a panel that is seen once the panel cannot be shown any more."""
-    from IPython import get_ipython
-    from IPython.display import HTML, display
-
-    if get_ipython() is not None:
-        display(HTML(_HINT))  # type: ignore[no-untyped-call]  # IPython has no types here
-
 
 class Cut(NamedTuple):
     """A run that ended with its process."""
@@ -59,7 +40,7 @@ class Note:
 
         What earlier runs in this notebook left is forgotten.
         """
-        if _is_app():
+        if is_app():
             return
         process = psutil.Process()
         with suppress(OSError):
@@ -90,7 +71,7 @@ class Note:
 def cut_before() -> Cut | None:
     """The last run in this notebook whose process is gone; None when a later one began."""
     with suppress(OSError, ValueError):
-        if not _is_app() and (left := _left_here()):
+        if not is_app() and (left := _left_here()):
             return _read(left[-1])
     return None
 
@@ -146,7 +127,7 @@ def _lives(process: int, born: float) -> bool:
         return True
 
 
-def _is_app() -> bool:
+def is_app() -> bool:
     """Whether Voila runs this kernel."""
     return os.environ.get("SERVER_SOFTWARE", "").startswith("voila")
 

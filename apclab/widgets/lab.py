@@ -1,6 +1,7 @@
 """The decode lab: controls, a page of four pictures, a sweep in the background. No arithmetic."""
 
 import itertools
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,16 +13,17 @@ import ipywidgets as ipw
 import pandas as pd
 import plotly.graph_objects as go
 
-from apclab import jobs, results
-from apclab.jobs import Job
+from apclab import results
 from apclab.results import Record
 from apclab.specs import ModelShape
 from apclab.widgets import actions
 from apclab.widgets.controls import Controls, flow
-from apclab.widgets.cut import GONE, Note, cut_before, hint_in_page
+from apclab.widgets.cut import cut_before, is_app
+from apclab.widgets.kept import Kept
 from apclab.widgets.page import Page
+from apclab.widgets.runs import Runs
 from apclab.widgets.settings import Settings, start
-from apclab.widgets.sweep import Progress, sweep
+from apclab.widgets.stop import follow_stop_button
 from apclab.workload import Workload
 
 _NUMBERS = itertools.count(1)
@@ -57,31 +59,29 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
         first = Settings(start(workload), model).changed(**settings)
         self.name = f"decode lab {next(_NUMBERS)}"
         self._lock = threading.RLock()
-        self._job = Job(self.name, self._guarded(self._follow))
-        self._measured = first  # what the records were measured with
-        self._records: list[Record] = []
-        self._before: list[Record] = []
-        self._drawn = self._saved = 0  # how many of the records are
-        self._view = first.view  # that is drawn
+        self._runs = Runs(self.name, first, self._lock, self._guarded(self._follow))
+        self._drawn: list[Record] = []
+        self._shown = first  # what the controls said when it was drawn
         self._overlay = results.frame([])
         self._page = Page(first, theme, self._lock)
-        self._controls = Controls(first, self._guarded(self._moved))
+        self._controls = Controls(first, self._guarded(self._moved), self._tell_error)
         self._actions = actions.Actions(
             run=self._guarded(self.run),
             cancel=self._guarded(self.cancel),
-            save=self._guarded(self.save),
+            save=self._guarded(self._save_or_offer),
             overlay=self._guarded(self._choose_overlay),
         )
         what, sliders, kernel = self._controls.rows()
         rows = (what, sliders, [*kernel, *self._actions.buttons], self._actions.lines)
         picture = flow(self._controls.by_name["blocks"], self._page.readout)
         children = [*(flow(*row) for row in rows), self._actions.notice, picture]
-        super().__init__([*children, *self._page.widgets], layout={"width": "100%"})
+        self._kept = Kept()
+        children += [*self._page.widgets, *self._kept.widgets]
+        super().__init__(children, layout={"width": "100%"})
         self.add_class("apclab-lab")
-        self._note = Note()
         if cut := cut_before():
             self._actions.warn(cut.text)
-            self._before = cut.records
+            self._runs.before, self._runs.unsaved = cut.records, list(cut.records)
         self._follow()
 
     @property
@@ -103,19 +103,22 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
 
     @property
     def records(self) -> list[Record]:
-        """Records of the last run in the order of measuring, one for each case of a point."""
+        """Records in the order of measuring, one for each case of a point.
+
+        Of the last run that measured something: one that is refused leaves them as they are.
+        """
         with self._lock:
-            return list(self._records)
+            return list(self._runs.records)
 
     @property
     def results(self) -> pd.DataFrame:
-        """Records of the last run as a table, one row a record."""
+        """The records as a table, one row a record."""
         return results.frame(self.records)
 
     @property
     def status(self) -> str:
         """State of the last run: idle, running, done, cancelled or error."""
-        return self._job.status
+        return self._runs.job.status
 
     def run(self, *, block: bool = False) -> None:
         """Measure the sweep that the controls describe, point by point, in the background.
@@ -128,30 +131,23 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
             RuntimeError: a lab of this process is measuring already.
             Exception: with `block`, what stopped the run.
         """
-        with self._lock:
-            if holder := jobs.busy():
-                raise RuntimeError(f"{holder} is measuring: cancel it or wait for it")
-            self._before = self._records or self._before
-            self._measured, self._records = self.settings, []
-            self._drawn = self._saved = 0
-            self._draw_sweep()
-            if not self._job.start(self._steps):
-                raise RuntimeError("another lab began to measure just now")
+        follow_stop_button()
+        self._runs.start(self.settings)
         if block:
             self._wait()
-            if self._job.exception is not None:
-                raise self._job.exception
+            if self._runs.job.exception is not None:
+                raise self._runs.job.exception
 
     def cancel(self) -> None:
         """Stop the run; what was measured stays."""
-        self._job.cancel()
+        self._runs.job.cancel()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the run to end; False when `timeout` seconds passed before."""
-        return self._job.wait(timeout)
+        return self._runs.job.wait(timeout)
 
     def save(self, path: str | PathLike[str] | None = None) -> Path:
-        """Append the records of the last run to a file; a second save adds only newer ones.
+        """Append to a file what is not saved yet, also of runs before the last one.
 
         Args:
             path: a .jsonl file; by default the one that `results.destination` names.
@@ -160,15 +156,10 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
             ValueError: there is nothing new to save.
             OSError: the file cannot be written.
         """
-        with self._telling(), self._lock:
-            new = self._records[self._saved :]
-            if not new:
-                raise ValueError("nothing to save: every record is saved, or none was measured")
-            file = results.destination(new[0]) if path is None else Path(path)
-            results.append(file, new)
-            self._saved = len(self._records)
+        with self._telling():
+            file, count = self._runs.save(path)
         self._actions.list_overlays()
-        self._actions.say(f"{len(new)} records saved to {file}")
+        self._actions.say(f"{count} records saved to {file}")
         return file
 
     def overlay(self, path: str | PathLike[str] | None) -> None:
@@ -186,6 +177,8 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
                 problems.insert(0, f"{lacking} of them lack {self.settings.x}: not drawn")
             shown = f"{len(records)} records of {path} shown"
             self._actions.say("; ".join([shown, *problems]), bad=bool(problems))
+        else:
+            self._tell_state()
 
     def figure(self, *, theme: str | None = None) -> go.Figure:
         """The page as a plain figure without controls: for files, slides and plain viewers."""
@@ -196,8 +189,8 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
         with self._lock:
             self._page.refresh()
         bundle = super()._repr_mimebundle_(**kwargs)
-        hint_in_page()
-        return {**bundle, "text/plain": f"{self.name}: {GONE}"}
+        self._kept.show()
+        return {**bundle, "text/plain": f"{self.name}, a live panel: run the cell"}
 
     # callbacks: they may come from any thread, so they take the lock
 
@@ -216,63 +209,67 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
         try:
             yield
         except Exception as error:
-            self._actions.say(f"{type(error).__name__}: {error}", bad=True)
+            self._tell_error(error)
             raise
+
+    def _tell_error(self, error: Exception) -> None:
+        self._actions.say(f"{type(error).__name__}: {error}", bad=True)
 
     def _moved(self, settings: Settings) -> None:
         with self._lock:
             self._page.show_step(settings)
-            # what was measured stays in view until the next run
-            if not self._records or settings.view != self._view:
+            measured, shown = self._runs.settings, self._shown
+            # what was measured stays in view until the next run, in grey where it is of others
+            same = settings.measures_like(measured) == shown.measures_like(measured)
+            if not self._drawn or settings.view != shown.view or not same:
                 self._draw_sweep()
-
-    def _steps(self) -> Iterator[tuple[float, Progress]]:
-        """The sweep, with a note on disk for the case that the kernel dies in it."""
-        self._note.begin(self.name, len(self._measured.xs()))
-        try:
-            yield from sweep(self._measured, self._job, self._add)
-        finally:
-            self._note.end()
-
-    def _add(self, records: list[Record]) -> None:
-        with self._lock:
-            self._records = [*self._records, *records]
-        self._note.add(records)
+            self._tell_state()
+            self._keep()
 
     def _follow(self) -> None:
-        """Show where the job is; called at most ten times a second."""
-        if len(self._records) != self._drawn:
+        """Show where the run is; called at most ten times a second."""
+        if self._runs.records is not self._drawn:
             self._draw_sweep()
-        self._actions.follow(self._job)
-        if self._job.status == "done":
+        self._actions.follow(self._runs)
+        if self._runs.measured:  # what was left of a run before it is not to be had any more
             self._actions.warn("")
-        self._actions.say(self._job.error or self._state(), bad=bool(self._job.error))
+        if error := self._runs.job.error:
+            self._actions.say(error, bad=True)
+        else:
+            self._tell_state()
+        self._keep()
 
-    def _state(self) -> str:
-        """The state of the job in words."""
-        job, points = self._job, len(self._measured.xs())
-        match job.status:
-            case "idle":
-                return f"{self.name}: press Run to measure {points} points"
-            case "running":
-                phase = job.latest.phase if isinstance(job.latest, Progress) else ""
-                return f"{self.name} measures {points} points" + (phase and f": {phase}")
-            case _:
-                left = len(self._records) - self._saved
-                done = f"{job.status}: {actions.points_done(job)} of {points} points measured"
-                return done + (f", {left} records to save" if left else "")
+    def _tell_state(self) -> None:
+        self._actions.say(self._runs.state(self.settings))
+
+    def _keep(self) -> None:
+        """Have the page photographed for the file of the notebook; never beside a timed call."""
+        if self.status != "running":
+            self._kept.take(self._page.words)
 
     def _draw_sweep(self) -> None:
-        self._drawn, self._view = len(self._records), self.settings.view
-        shown = self._measured if self._records else self.settings
-        self._page.show_sweep(shown, self._records, self._overlay, self.settings.view)
+        self._drawn, self._shown = self._runs.records, self.settings
+        measured = self._runs.settings if self._drawn else self.settings
+        self._page.show_sweep(measured, self._drawn, self._overlay, self.settings)
+
+    def _save_or_offer(self) -> None:
+        """Save; a visitor of a served page takes the records home instead."""
+        if not is_app():
+            self.save()
+        elif records := self._runs.unsaved:
+            content = "".join(json.dumps(record) + "\n" for record in records).encode()
+            name = results.destination(records[0]).name
+            self._actions.offer(f"download {len(records)} records", name, content)
+        else:
+            self._actions.say("nothing was measured yet")
 
     def _choose_overlay(self, chosen: str) -> None:
         match chosen:
             case actions.NO_OVERLAY:
                 self.overlay(None)
             case actions.RUN_BEFORE:
-                self._show_overlay(self._before)
+                self._show_overlay(self._runs.before)
+                self._tell_state()
             case path:
                 self.overlay(path)
 
@@ -283,14 +280,14 @@ class DecodeLab(ipw.VBox):  # type: ignore[misc]  # ipywidgets has no types
 
     def _wait(self) -> None:
         """Wait for the run and print a line a point, from this thread: others lose their cell."""
-        told, ended = 0, False
+        runs, told, ended = self._runs, 0, False
         try:
             while not ended:
-                ended = self._job.wait(0.2)
-                if told != (now := actions.points_done(self._job)):
+                ended = runs.job.wait(0.2)
+                if told != (now := runs.points_done):
                     told = now
-                    print(f"{self.name}: {actions.pace(self._job)}", flush=True)
+                    print(f"{self.name}: {runs.pace()}", flush=True)
         except KeyboardInterrupt:
             self.cancel()
-            self._job.wait()
+            runs.job.wait()
         print(self._actions.status)

@@ -39,7 +39,7 @@ class Page:
         self._theme, self._lock = theme, lock
         self.readout, self.finding = ipw.HTML(), ipw.HTML()
         self._panels = self._step_panel(settings)
-        self._panels |= self._sweep_panels(settings, [], results.frame([]), settings.view)
+        self._panels |= self._sweep_panels(settings, [], results.frame([]), settings)
         # the layout must come with the constructor: what a view gets first is fixed there
         self._twin = figures.lab_page(self._panels, theme=theme)
         self.figure = go.FigureWidget(self._twin)
@@ -56,17 +56,22 @@ class Page:
         self._draw(self._step_panel(settings))
 
     def show_sweep(
-        self, settings: Settings, records: Sequence[Record], overlay: pd.DataFrame, view: str
+        self, measured: Settings, records: Sequence[Record], overlay: pd.DataFrame, asked: Settings
     ) -> None:
-        """Draw measured records.
+        """Draw measured records, in grey where they do not belong to what the controls say.
 
         Args:
-            settings: that the records were measured with.
+            measured: what the records were measured with.
             records: of the sweep, as far as it came.
             overlay: saved records, as `results.frame` makes them.
-            view: "layer", "token" or "output".
+            asked: what the controls say.
         """
-        self._draw(self._sweep_panels(settings, records, overlay, view))
+        self._draw(self._sweep_panels(measured, records, overlay, asked))
+
+    @property
+    def words(self) -> str:
+        """What the page found, and with which settings, without mark-up."""
+        return self._words
 
     def refresh(self) -> None:
         """Hand the present figure to views that open later, after a reload of the page too.
@@ -95,29 +100,41 @@ class Page:
 
     def _step_panel(self, settings: Settings) -> dict[str, Panel]:
         step = bench.decode_step(settings.workload, block_size=settings.block_size)
+        tokens = step.hit_blocks * step.block_size
         self.readout.value = (
             f"hit asked {settings.workload.cache_hit:.2f}, realised <b>{step.realised_hit:.2f}</b> "
-            f"({step.hit_blocks:.3g} of {step.prompt_blocks} full blocks of a prompt) &emsp; "
+            f"({tokens:,.0f} of {settings.workload.input_len:,} tokens of a prompt, in "
+            f"{step.hit_blocks:.3g} of {step.prompt_blocks} full blocks) &emsp; "
             + html.escape(figures.step_text(step.shared, settings.token_bytes()))
         )
         return {"blocks": figures.block_panel(step.shared, settings.blocks)}
 
     def _sweep_panels(
-        self, settings: Settings, records: Sequence[Record], overlay: pd.DataFrame, view: str
+        self, measured: Settings, records: Sequence[Record], overlay: pd.DataFrame, asked: Settings
     ) -> dict[str, Panel]:
         told = [record for record in records if record["step"] == "mid"]
-        values = {name: getattr(settings.workload, name) for name in WORKLOAD_FIELDS}
-        values["block_size"] = settings.block_size
-        asked = {settings.x: values[settings.x]}
-        self.finding.value = f"<b>{html.escape(results.finding(told, asked))}</b>" if told else ""
+        others = bool(told) and not asked.measures_like(measured)
+        how = ", ".join([measured.words(), *sorted({r["device"]["name"] for r in told})])
+        workload = {name: getattr(measured.workload, name) for name in WORKLOAD_FIELDS}
+        given = workload | {"block_size": measured.block_size}
+        found = ""
+        if others:
+            with_what = f"{figures.settings_text(given, measured.x)}, {how}"
+            found = f"in grey: measured with {with_what}; press Run to measure what is set now"
+        elif told:
+            found = results.finding(told, {measured.x: given[measured.x]})
+        self.finding.value = f"<b>{html.escape(found)}</b>" if found else ""
+        self._words = found or "nothing was measured yet"
         return figures.sweep_panels(
             results.frame(records),
-            settings.x,
-            view,
+            measured.x,
+            asked.view,
             overlay=overlay,
             published=self._published,
             ladder=results.ladder(records),
-            xs=settings.xs(),
-            num_layers=settings.shape.num_layers,
-            settings=values,
+            xs=measured.xs(),
+            num_layers=measured.shape.num_layers,
+            settings=given,
+            how=how,
+            others=others,
         )

@@ -8,8 +8,8 @@ from apclab.figures import BLOCK_VIEWS, VIEWS, X_AXES
 from apclab.specs import DTYPE_BYTES, ModelShape, model
 from apclab.workload import ISSUE_4860, PRESETS, Workload
 
-# smallest and largest value of a slider
-RANGES = {
+# where a slider ends until more is typed; what fits is for the bench to say
+SLIDERS = {
     "batch": (1, 256),
     "input_len": (16, 1024),
     "output_len": (1, 256),
@@ -28,7 +28,11 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "view": tuple(VIEWS),
     "blocks": BLOCK_VIEWS,
 }
-WORKLOAD_FIELDS = tuple(RANGES)
+WORKLOAD_FIELDS = tuple(SLIDERS)
+# of a step whose block tables are made, and drawn, with each move of a control: some seconds
+_MOST_TOKENS = 2**24
+# to what a point measured: how it is shown, how often and how long it is timed, what else is
+_DO_NOT_MATTER = ("view", "blocks", "points", "budget_s", "cascade")
 
 
 @dataclass(frozen=True)
@@ -73,10 +77,12 @@ class Settings:
     shape: ModelShape = field(init=False)
 
     def __post_init__(self) -> None:
-        for name, (low, high) in RANGES.items():
-            value = getattr(self.workload, name)
-            if not low <= value <= high:
-                raise ValueError(f"{name} must be between {low} and {high}, got {value}")
+        asked = self.workload
+        if (tokens := asked.batch * (asked.input_len + asked.output_len)) > _MOST_TOKENS:
+            raise ValueError(
+                f"batch x (input + output) must be at most {_MOST_TOKENS:,} tokens in a panel, got "
+                f"{tokens:,}; the command line, apclab decode, takes what fits the memory"
+            )
         for name, allowed in CHOICES.items():
             if (value := getattr(self, name)) not in allowed:
                 known = ", ".join(map(str, allowed))
@@ -109,6 +115,19 @@ class Settings:
             sliders["prefix_groups"] = max(1, min(workload.prefix_groups, batch))
         return replace(self, workload=replace(workload, **sliders), **values)
 
+    def measures_like(self, other: "Settings") -> bool:
+        """Whether points that were measured with the other settings belong to these, too.
+
+        How they are shown, how many there are and how long each is timed does not matter, nor
+        whether cascade is measured, nor where the control of the x axis stands.
+        """
+        return self._point() == other._point()
+
+    def words(self) -> str:
+        """What the workload does not say: "llama-13b, bfloat16, l2 cold"."""
+        order = "" if self.order == "auto" else f", order {self.order}"
+        return f"{self.shape.name}, {self.dtype}, l2 {self.l2}{order}"
+
     def xs(self) -> list[float]:
         """Values of the x axis that the sweep will measure, rising, without repeats."""
         match self.x:
@@ -119,7 +138,8 @@ class Settings:
             case "prefix_groups":
                 return self._geometric(1, self.workload.batch)
             case name:
-                return self._geometric(RANGES[name][0], getattr(self.workload, name))
+                last = getattr(self.workload, name)
+                return self._geometric(min(SLIDERS[name][0], last), last)
 
     def at(self, x: float) -> "Settings":
         """The settings of one point of the sweep."""
@@ -140,6 +160,11 @@ class Settings:
     def steps(self) -> tuple[str, ...]:
         """The decode steps that the view needs."""
         return ("first", "mid", "last") if self.view == "output" else ("mid",)
+
+    def _point(self) -> dict[str, Any]:
+        everything = vars(self.workload) | vars(self)
+        left_out = {self.x, "workload", "model", *_DO_NOT_MATTER}
+        return {name: value for name, value in everything.items() if name not in left_out}
 
     def _geometric(self, low: float, high: float) -> list[float]:
         ratio = (high / low) ** (1 / (self.points - 1))

@@ -163,6 +163,7 @@ class Lab:
             yield client
         finally:
             client.stop_channels()
+            client.context.destroy(linger=0)  # else its files stay open until Python collects it
 
     def _connection(self) -> Path | None:
         """The newest kernel's connection file, once it is written to its end."""

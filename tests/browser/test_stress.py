@@ -21,8 +21,8 @@ from tests import fakes
 bench.compare_decode = fakes.compare_decode
 starts = []
 def counted(panel):
-    start = panel._job.start
-    panel._job.start = lambda steps: starts.append(panel.name) or start(steps)
+    start = panel._runs.job.start
+    panel._runs.job.start = lambda steps: starts.append(panel.name) or start(steps)
     return panel
 lab = counted(DecodeLab(batch=12, budget_s=0.05))
 lab
@@ -70,9 +70,12 @@ class Desk:
             until(lambda: self.lab.points(self.page) == self.points, "all points on the page")
 
     def measured(self, points: int) -> None:
-        """So many points are measured, and the page shows them."""
-        until(lambda: self.lab.ask("len(lab.records)") >= 2 * points, "points in the kernel", 60)
-        until(lambda: self.lab.points(self.page) >= points, "points on the page")
+        """So many points of this run are measured, and the page shows them.
+
+        Until the first one is there the run before it stays.
+        """
+        until(lambda: self.lab.ask("lab._runs.points_done") >= points, "points in the kernel", 60)
+        until(lambda: points <= self.lab.points(self.page) < self.points, "points on the page")
 
     def says(self, words: str, seconds: float = 60, panel: int = 0) -> float:
         """Wait for words in a panel; seconds that it took."""
@@ -245,7 +248,7 @@ def test_a_kernel_that_died_in_a_run_is_told(desk: Desk) -> None:  # the last on
     desk.lab.choose(page, "File", "Save Notebook")
     until(lambda: "apclab-gone" in desk.lab.saved(), "the saved page")
     page.reload()
-    gone = page.locator(".apclab-gone", has_text="it was restarted, or it died").first
+    gone = page.locator(".apclab-gone", has_text="the new panel says so").first
     gone.wait_for(timeout=120_000)
     look(page, "lab-after-kernel-death.png")
     desk.lab.open_and_run_all(page)

@@ -1,5 +1,6 @@
 """The decode lab as an app without code, served by Voila."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,15 @@ def test_the_app_runs_cancels_and_starts_anew(tmp_path: Path, page: Page) -> Non
         until(lambda: lab.points(page) == 9, "all points")
         times = [time for case, time in lab.ask(TIMES) if case == "shared"]
         assert lab.drawn(page)["traces"]["shared"]["y"] == pytest.approx(times, rel=1e-12)
+        # a visitor's records go home with him, not into this repository
+        lab.button(page, "Save").click()
+        with page.expect_download() as download:
+            page.locator(".apclab-lab a[download]").click()
+        content = download.value.path().read_text(encoding="utf-8")
+        assert [json.loads(line)["p50_us"] for line in content.splitlines()] == [
+            time for _, time in lab.ask(TIMES)
+        ]
+
         lab.press(page, "cache hit", *["ArrowLeft"] * 60)
         until(lambda: "hit asked 0.00" in lab.text(page), "the slider")
         for width in (1600, 1000):

@@ -14,7 +14,7 @@ from apclab.bench.peers.setting import Setting, with_blocks_of
 from apclab.bench.probes import Ladder
 from apclab.bench.record import share_of, speed
 from apclab.bench.step import Step
-from apclab.clock import Cancelled, interleave
+from apclab.clock import Cancelled, alone, interleave
 from apclab.results import Record
 
 _OURS = (
@@ -60,6 +60,7 @@ def candidates(kind: str = "cpu") -> tuple[Candidate, ...]:
     return _CUDA if kind == "cuda" else _CPU
 
 
+@alone("measure_peers")
 def measure_peers(
     setting: Setting,
     *,
