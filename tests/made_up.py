@@ -1,13 +1,14 @@
 """Machines that are not here: caches, cores and a memory limit, as the package would see them.
 
 `python -m tests.made_up LLC_MB CORES LIMIT_MB decode ...` runs a command of apclab on one and says
-at the end how much memory the process had at most.
+at the end how much memory each process had at most.
 """
 
+import atexit
 import importlib
 import os
-import resource
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
@@ -49,15 +50,26 @@ def install(made_up: Machine) -> None:
 
 
 def peak_bytes() -> int:
-    """The most that this process, or one that it started and that has ended, had in memory."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    return max(resource.getrusage(one).ru_maxrss for one in who) * unit
+    """The most that this process had in memory.
+
+    Not `getrusage`: that begins with what the process had that started this one.
+    """
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return max(
+        (int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), default=0
+    )
 
 
-# a process that a command starts is on the same machine: it imports this file, too
+def say_peak() -> None:
+    """The last line of a process."""
+    print(f"\npeak {peak_bytes()}", file=sys.stderr)
+
+
+# a process that a command starts is on the same machine, and says its own: it imports this, too
 if _ASKED in os.environ:
     install(Machine(*map(int, os.environ[_ASKED].split())))
+    atexit.register(say_peak)
 
 if __name__ == "__main__":
     os.environ[_ASKED] = " ".join(sys.argv[1:4])
@@ -65,7 +77,5 @@ if __name__ == "__main__":
     del sys.argv[1:4]
     from apclab.__main__ import main
 
-    try:
-        sys.exit(main())
-    finally:
-        print(f"\npeak {peak_bytes()}", file=sys.stderr)
+    atexit.register(say_peak)
+    sys.exit(main())

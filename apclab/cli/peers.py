@@ -24,7 +24,7 @@ from apclab.bench.peers import (
     settings,
 )
 from apclab.cli.terminal import CommandError, stderr, stdout, watch
-from apclab.clock import Cancelled
+from apclab.clock import Busy, Cancelled
 from apclab.results import append, load
 
 Names = list[str] | None
@@ -149,7 +149,7 @@ def main() -> None:
         os.execv(sys.executable, [sys.executable, "-m", "apclab.cli.peers", *sys.argv[1:]])
     try:
         typer.run(peers)
-    except (CommandError, ValueError, OSError) as error:
+    except (Busy, CommandError, ValueError, OSError) as error:
         stderr().print(f"apclab peers: {error}")
         sys.exit(2)
 

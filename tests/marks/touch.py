@@ -7,10 +7,11 @@ from apclab.attention import plan_stream, plan_touch
 from apclab.bench import How, Step
 from apclab.bench.bound import ready
 from apclab.bench.buffers import scratch_buffer
-from apclab.clock import interleave
+from apclab.clock import alone, interleave
 from apclab.specs import ModelShape
 
 
+@alone("measure_touch")
 def measure_touch(step: Step, model: ModelShape, **how: Any) -> dict[str, dict[str, list[float]]]:
     """Time the kernel of each case, the load-only pass over its tables, and a plain read.
 
