@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from apclab import process
+from apclab.cache_sim import Stopped
 from apclab.cli.report import check_outputs, write_figure
 from apclab.cli.terminal import CommandError, stderr, stdout, watch
 from apclab.clock import memory_available
@@ -126,12 +128,14 @@ def replay(
         as_lengths=as_lengths, most_bytes=room,
     )  # fmt: skip
     check_asked(policies, order, last, capacity or (), opened.block_size or 1)
-    try:
-        with stderr().status("reading the trace"):
-            stream = stream_of(opened, rule=rule, most_bytes=room)
-    except KeyboardInterrupt:  # half a trace is no result
-        raise CommandError(130, "stopped before the trace was read to its end") from None
     with watch("replaying; Ctrl-C stops and keeps what is done") as watching:
+        watching.progress(0.0, "reading the trace")
+        try:
+            stream = stream_of(opened, rule=rule, most_bytes=room, cancelled=watching.cancelled)
+        except Stopped:  # half a trace is no result
+            raise CommandError(
+                process.exit_status(), "stopped before the trace was read to its end"
+            ) from None
         table = run(
             stream, capacities=capacity or None, policies=policies, order=order,
             last=last, drop_last_block=drop_last_block, cancelled=watching.cancelled,
@@ -156,7 +160,7 @@ def replay(
         )  # fmt: skip
         console.print(sentence, markup=False, soft_wrap=True)
     for line in opened.remarks():
-        stderr().print(line, markup=False, soft_wrap=True)
+        stderr().print(line, markup=False)
     if html is not None and len(table):
         from apclab import figures
 

@@ -210,7 +210,7 @@ def simulate(
 
         write_figure(figures.tpot_terms(found.rows(), title=found.finding(), theme="light"), html)
     for line in opened.remarks() if opened else ():
-        stderr().print(line, markup=False, soft_wrap=True)
+        stderr().print(line, markup=False)
     if stopped:
         stderr().print("stopped by Ctrl-C")
     return 130 if stopped else 0

@@ -33,7 +33,8 @@ def stderr() -> Console:
 
 def _console(*, stderr: bool) -> Console:
     file = cast(IO[str], process.Remarks()) if stderr else None
-    console = Console(file=file, highlight=False, soft_wrap=False)
+    # a remark is one line, however long: what reads a pipe has no width
+    console = Console(file=file, highlight=False, soft_wrap=stderr)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 120
     return console
