@@ -33,6 +33,7 @@ print(cpu_cache.CACHE_NOTE)
 """
 
 
+@pytest.mark.slow  # compiles the kernel anew
 @pytest.mark.parametrize(
     ("where", "cached", "words"),
     [("temporary", "True", "in a temporary folder"), ("nowhere", "False", "in memory alone")],

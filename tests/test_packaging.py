@@ -106,6 +106,7 @@ def test_lab_copies_notebooks_and_never_overwrites(apclab_of_wheel: Run, tmp_pat
     assert copy.read_text(encoding="utf-8") == "mine"
 
 
+@pytest.mark.slow  # compiles the kernels anew
 def test_decode_measures_and_saves_outside_a_checkout(apclab_of_wheel: Run, tmp_path: Path) -> None:
     small = ("--batch", "2", "--input-len", "32", "--output-len", "2", "--budget", "0.05")
     done = apclab_of_wheel("decode", *small, "--backend", "cpu", "--json", "--save", cwd=tmp_path)

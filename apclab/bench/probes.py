@@ -26,6 +26,8 @@ _QUIET = 0.85
 # of a busy machine no rate is believed: there so many last-level caches are taken to empty them
 _BUSY_CACHES = 4
 _ROUNDS = 7
+# looks for DRAM's footprint of a process whose machine is always busy
+_MOST_TRIES = 3
 # bursts of a footprint that are kept: DRAM of a shared host gave 33 GB/s, and 57 minutes later
 _LATEST = 5
 
@@ -88,6 +90,12 @@ class _Known:
     why: str = ""
     room: int = 0  # that it had
     quiet: bool = True  # while it looked
+    tries: int = 0
+
+    def worth_another_look(self, room: int) -> bool:
+        """Whether looking again may find more: there is more room, or the neighbours may rest."""
+        more_room = self.cold_bytes is None and room > _GROWTH * self.room
+        return more_room or (not self.quiet and self.tries < _MOST_TRIES)
 
     def add(self, read: Mapping[int, Burst]) -> None:
         """Keep what was read."""
@@ -129,9 +137,10 @@ def measure_ladder(
     room = at_hand(kind) if room is None else room
     read = partial(_read, kind=kind, cancelled=cancelled, budget_s=budget_s)
     known = _known.get((kind, count))
-    too_little = known is not None and known.cold_bytes is None and room > _GROWTH * known.room
-    if known is None or not known.quiet or too_little:
+    if known is None or known.worth_another_look(room):
+        tries = known.tries if known else 0
         known = _find(kind, count, room, read)
+        known.tries = tries + 1
         _known[kind, count] = known
     told = partial(_tell, progress) if progress else None
     sizes = {level: size for level, size in known.footprints.items() if size <= room}

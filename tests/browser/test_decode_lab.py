@@ -71,7 +71,7 @@ def test_move_run_cancel_run_again(lab: Lab, page: Page) -> None:
 
 
 def assert_page_shows_records(lab: Lab, page: Page) -> None:
-    """The plotted y are the p50_us of the records, in the order of x; private is one for all hits."""
+    """The plotted y are the records' p50_us in the order of x; private is one for all hits."""
     records = lab.ask(TIMES)
     traces = lab.drawn(page)["traces"]
     expected = {

@@ -65,6 +65,7 @@ def saved_with_picture(lab: Lab, page: Page, words: str) -> None:
     until(done, f"{words!r} in the saved page")
 
 
+@pytest.mark.slow
 def test_moved_on_stopped_saved_and_exported(tmp_path: Path, page: Page) -> None:
     notebook = notebooks.read(notebooks.FOLDER / "lab_app.ipynb")
     notebook.cells[-1].source = PANELS
