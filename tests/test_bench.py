@@ -181,13 +181,16 @@ def test_memory_is_refused_with_its_arithmetic() -> None:
 
 def test_layers_scratch_or_warm_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     how = bench.how.How(backend="cpu", layout="NHD", order="request")
-    usual = memory.Needs("a step", 100, 1000, 50_000, 0, 0, 0)
+    usual = memory.Needs("a step", 100, 1000, 100_000, 0, 0, 0)
 
     def plan(cold: int | None = 4 * 2**20, l2: str = "cold", **changes: Any) -> memory.Plan:
         return memory.plan_memory(usual._replace(**changes), replace(how, l2=l2), cold)
 
-    # 4 MiB / 50 kB
-    assert (plan().layers, plan().scratch_bytes, plan().l2) == (84, 0, "cold")
+    # 4 MiB / 100 kB
+    assert (plan().layers, plan().scratch_bytes, plan().l2) == (42, 0, "cold")
+    # half of it is shared: twice as many layers would take more than a scratch buffer does
+    half = plan(distinct_bytes=50_000)
+    assert (half.layers, half.scratch_bytes, half.l2) == (1, 2**22, "cold")
     tiny = plan(distinct_bytes=100)
     assert (tiny.layers, tiny.scratch_bytes) == (1, 2**22)
     assert "a scratch buffer of 4 MB" in tiny.notes[0]
@@ -199,7 +202,7 @@ def test_layers_scratch_or_warm_and_it_is_said(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(memory, "memory_available", lambda _kind: 1_000_000)
     warm = plan()
     assert (warm.layers, warm.l2) == (1, "warm")
-    assert "warm: neither 84 layers" in warm.notes[0]
+    assert "warm: neither 42 layers" in warm.notes[0]
     assert plan(l2="warm").notes == []
     assert plan(None).l2 == "warm"
     with pytest.raises(bench.OutOfMemory, match=r"1 MB for the check in float64, and 1 MB may be"):

@@ -61,7 +61,8 @@ def test_all_probes_read_one_pool() -> None:
     pools = [pool for key, pool in buffers._pools.items() if key == ("cpu", "bfloat16")]
     assert len(pools) == 1
     held = buffers.held_bytes("cpu")
-    assert held <= 4 * 2**20 * memory._MOST_COLD + 2**26
+    # a layer, as much as makes calls cold, and the footprints that were read on the way there
+    assert held <= 2**25
     assert records
 
 

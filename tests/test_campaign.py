@@ -214,6 +214,7 @@ def test_the_grid_begins_with_one_change_at_a_time() -> None:
     assert (256, 4000, 1.0, "llama-13b") not in points
 
 
+@pytest.mark.slow
 def test_small_and_real(tmp_path: Path) -> None:
     small = Settings(
         backend="cpu", model="qwen3-0.6b", dtype="float32", most_bytes=3 * 10**6,
@@ -418,6 +419,7 @@ def environment(tmp_path: Path, *missing: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
+@pytest.mark.slow
 def test_it_needs_numpy_and_a_backend_alone(tmp_path: Path) -> None:
     out = tmp_path / "out"
     argv = [sys.executable, "-m", "apclab", "campaign", "--out", str(out), "--backend", "cpu"]

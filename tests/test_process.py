@@ -90,6 +90,7 @@ def test_stdout_that_takes_nothing_costs_no_record(
     assert len(results.load(path)[0]) == 3
 
 
+@pytest.mark.slow
 @NEEDS_FULL
 def test_stderr_that_takes_nothing_is_no_failure(measuring: list[str]) -> None:
     for where in ("2>/dev/full", "2>&-"):

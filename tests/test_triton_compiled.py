@@ -148,6 +148,7 @@ print(json.dumps({name: build._asdict() | {"faults": faults(build)}
 """
 
 
+@pytest.mark.slow
 def test_planted_faults_are_found(cache: Path) -> None:
     builds = json.loads(python("-c", FAULTS, cache=cache))
 

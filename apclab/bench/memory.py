@@ -13,9 +13,9 @@ from apclab.specs import DTYPE_BYTES, ModelShape
 _MEMORY_PART = 0.8
 # layers that calls cycle over at most: a tiny step would need 100,000 of them, each with its launch
 _MOST_LAYERS = 256
-# layers that together are larger than so many times what makes calls cold take longer to fill than
-# a scratch buffer, which does as well, takes to be read
-_MOST_COLD = 4
+# what layers may take, in units of what makes calls cold: a scratch buffer of one unit, which the
+# ladder has filled already, does as well; on a GPU layers are launched together, as one graph
+_MOST_COLD = {"cpu": 1, "cuda": 4}
 # what the pool and the requests of a step take while its tables are made, by tracemalloc: 32 to 90
 # bytes a token, and up to 400 a block more where blocks are small
 _TOKEN_BYTES, _ENTRY_BYTES = 90, 400
@@ -178,7 +178,10 @@ def plan_memory(needs: Needs, how: How, cold_bytes: int | None) -> Plan:
         return one_layer(0, "warm", why)
     wanted = max(2, -(-cold_bytes // max(1, needs.distinct_bytes)))
     # what the ladder has read stays for the next measurement
-    most = min(left + needs.layer - scratch_bytes(how.kind), _MOST_COLD * cold_bytes)
+    most = min(
+        left + needs.layer - scratch_bytes(how.kind),
+        _MOST_COLD[how.kind] * cold_bytes + needs.layer,
+    )
     if wanted <= _MOST_LAYERS and wanted * needs.layer <= most:
         return Plan(wanted, needs.num_blocks, wanted * needs.pool, 0, "cold", [])
     if cold_bytes <= left:

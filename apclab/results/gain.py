@@ -232,9 +232,10 @@ class Pair(NamedTuple):
     @property
     def crowded(self) -> bool:
         """True where others took part of the machine, by its load and by what was left to us."""
-        if self.load is None or (self.share or 0.0) >= _ALONE:
-            return False
-        return self.load[0] > _CROWDED * self.load[1]
+        if self.share is not None:
+            return self.share < _ALONE
+        # a record of a GPU, or of an earlier version
+        return self.load is not None and self.load[0] > _CROWDED * self.load[1]
 
     @property
     def disturbed(self) -> bool:

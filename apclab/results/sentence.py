@@ -108,7 +108,8 @@ def _why_unclear(pair: Pair) -> str:
 
 
 def _busy(pair: Pair) -> str:
-    return f"this machine was busy{_load(pair)}"
+    alone = pair.share is not None and not pair.crowded
+    return f"{'its times were not steady' if alone else 'this machine was busy'}{_load(pair)}"
 
 
 def _load(pair: Pair) -> str:

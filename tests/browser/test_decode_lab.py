@@ -27,7 +27,7 @@ def test_move_run_cancel_run_again(lab: Lab, page: Page) -> None:
     assert lab.ask(TIMES) == measured
 
     # Run: points come one by one; Cancel: it stops at once and keeps complete points
-    lab.ask("lab.change(budget_s=0.6)")
+    lab.ask("lab.change(budget_s=0.4)")
     lab.button(page, "Run").click()
     until(lambda: 1 <= lab.points(page) <= 6, "the first points", 60)
     seen = lab.points(page)
