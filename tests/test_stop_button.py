@@ -49,14 +49,19 @@ def status(client: Any) -> str:
 
 def test_between_two_cells(kernel: tuple[Any, Any]) -> None:
     manager, client = kernel
-    time.sleep(0.3)  # the kernel is idle, the panel is not
-    manager.interrupt_kernel()
+    press_when_idle(manager)  # the panel is not
     assert status(client) == "cancelled"
     # and again: nothing runs, and the next run can be stopped, too
-    manager.interrupt_kernel()
+    press_when_idle(manager)
     client.execute("lab.run()", reply=True, timeout=60)
-    manager.interrupt_kernel()
+    press_when_idle(manager)
     assert status(client) == "cancelled"
+
+
+def press_when_idle(manager: Any) -> None:
+    """Interrupt as a hand does: for some ms after its reply ipykernel still listens by itself."""
+    time.sleep(0.3)
+    manager.interrupt_kernel()
 
 
 def test_inside_of_another_cell(kernel: tuple[Any, Any], tmp_path: Path) -> None:
