@@ -14,7 +14,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 # an installed wheel must not find the checkout by way of the caller's environment
-CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+
+def clean() -> dict[str, str]:
+    """The environment of a test without Python's own variables; TMPDIR is set when one begins."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -23,7 +29,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from the sdist without a download."""
     dist = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist), str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True, env=CLEAN)
+    done = subprocess.run(command, capture_output=True, text=True, env=clean())
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = dist.glob("*.whl")
     assert built.name.endswith("-py3-none-any.whl")
@@ -38,16 +44,16 @@ def apclab_of_wheel(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Ru
     folder = "Scripts" if os.name == "nt" else "bin"
     python = home / folder / Path(sys.executable).name
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
-    subprocess.run([*pip, "--no-deps", "--no-index", str(wheel)], check=True, env=CLEAN)
+    subprocess.run([*pip, "--no-deps", "--no-index", str(wheel)], check=True, env=clean())
     query = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    site = Path(subprocess.check_output([python, "-c", query], text=True, env=CLEAN).strip())
+    site = Path(subprocess.check_output([python, "-c", query], text=True, env=clean()).strip())
     # our dependencies without a download; .pth files in there, our checkout's too, are not followed
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
 
     def run(*arguments: str, cwd: Path, module: bool = True) -> subprocess.CompletedProcess[str]:
         command = [home / folder / "apclab"] if module else [python]
         return subprocess.run(
-            [*command, *arguments], cwd=cwd, capture_output=True, text=True, env=CLEAN
+            [*command, *arguments], cwd=cwd, capture_output=True, text=True, env=clean()
         )
 
     return run

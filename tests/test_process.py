@@ -14,9 +14,14 @@ import pytest
 from apclab import process, results
 
 ROOT = Path(__file__).resolve().parents[1]
-ENV = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}
+PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
 APCLAB = [sys.executable, "-m", "apclab"]
 NEEDS_FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
+
+
+def surroundings(path: str = PYTHONPATH) -> dict[str, str]:
+    """The environment as it is in a test: when this file is imported, TMPDIR is not its own yet."""
+    return {**os.environ, "PYTHONPATH": path}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +40,7 @@ def test_a_signal_during_the_imports(tmp_path: Path, number: signal.Signals, com
     slow = "print('importing', flush=True)\nimport time\ntime.sleep(60)\n"
     for name in ("typer", "argparse"):
         (tmp_path / f"{name}.py").write_text(slow, encoding="utf-8")
-    env = ENV | {"PYTHONPATH": os.pathsep.join([str(tmp_path), ENV["PYTHONPATH"]])}
+    env = surroundings(os.pathsep.join([str(tmp_path), PYTHONPATH]))
     with subprocess.Popen(
         [*APCLAB, command], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as child:
@@ -68,7 +73,12 @@ def _without_reader(command: list[str]) -> "subprocess.CompletedProcess[str]":
     os.close(reading)
     try:
         return subprocess.run(
-            command, env=ENV, text=True, stdout=writing, stderr=subprocess.PIPE, check=False
+            command,
+            env=surroundings(),
+            text=True,
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            check=False,
         )
     finally:
         os.close(writing)
@@ -82,7 +92,7 @@ def test_stdout_that_takes_nothing_costs_no_record(
     path = tmp_path / "kept.jsonl"
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {where}', "sh", *measuring, "--save", str(path)],
-        env=ENV, text=True, stderr=subprocess.PIPE, check=False,
+        env=surroundings(), text=True, stderr=subprocess.PIPE, check=False,
     )  # fmt: skip
     assert done.returncode == status, done.stderr
     assert "apclab: stdout: cannot write: " in done.stderr
@@ -96,7 +106,7 @@ def test_stderr_that_takes_nothing_is_no_failure(measuring: list[str]) -> None:
     for where in ("2>/dev/full", "2>&-"):
         done = subprocess.run(
             ["sh", "-c", f'exec "$@" {where}', "sh", *measuring, "--json"],
-            env=ENV, text=True, stdout=subprocess.PIPE, check=False,
+            env=surroundings(), text=True, stdout=subprocess.PIPE, check=False,
         )  # fmt: skip
         assert done.returncode == 0
         assert len(done.stdout.splitlines()) == 3
@@ -142,5 +152,5 @@ def test_what_the_caller_ignores_stays_ignored() -> None:
         "        return int(stop())\n"
         "raise SystemExit(process.run(work))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=ENV, check=False)
+    done = subprocess.run([sys.executable, "-c", code], env=surroundings(), check=False)
     assert done.returncode == 0
